@@ -1,34 +1,35 @@
-// Formats of blocks of 32 weights, eight of which are unpacked at a time.
+// Layout of formats with blocks of 32 weights; eight blocks are unpacked at a time.
 //
-// Nibbles lie with weight j low and weight j + 16 high: a vector has those of four blocks, so that four lanes are a
-// block, low nibbles share an accumulator with high ones.
+// Byte j of a block's 16 holds weight j in the low nibble and weight j + 16 in the high one. Four blocks fill a vector,
+// with four lanes each. Vectors of low nibbles share an accumulator with those of high nibbles.
 #pragma once
 
 #include "unpacked.h"
 
-INLINE u8x64 sixteens_of_blocks(const uint8_t* at) {
-    return join(load16(at), load16(at + BLOCK_BYTES), load16(at + 2 * BLOCK_BYTES), load16(at + 3 * BLOCK_BYTES));
+INLINE u8x64 join_four_blocks(const uint8_t* field) {
+    return join(load16(field), load16(field + BLOCK_BYTES), load16(field + 2 * BLOCK_BYTES),
+                load16(field + 3 * BLOCK_BYTES));
 }
 
-// The nibbles at `offset` of eight blocks.
+// The bytes with the nibbles, at `offset` of each of eight blocks.
 INLINE void raw_nibbles(u8x64 bytes[2], const uint8_t* blocks, int offset) {
-    bytes[0] = sixteens_of_blocks(blocks + offset), bytes[1] = sixteens_of_blocks(blocks + offset + 4 * BLOCK_BYTES);
+    bytes[0] = join_four_blocks(blocks + offset), bytes[1] = join_four_blocks(blocks + offset + 4 * BLOCK_BYTES);
 }
 
-INLINE void nibbles_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
+INLINE void load_nibble_codes(u8x64 codes[4], const uint8_t* blocks, int offset) {
     u8x64 bytes[2];
-    raw_nibbles(bytes, blocks, offset), nibbles_of(codes, bytes);
+    raw_nibbles(bytes, blocks, offset), split_nibbles(codes, bytes);
 }
 
-INLINE f32x16 scales_of_blocks(const uint8_t* blocks, int offset) {
-    return with_zeros(halves_of_blocks(blocks + offset, BLOCK_BYTES));
+INLINE f32x16 load_block_scales(const uint8_t* blocks, int offset) {
+    return zero_extend(gather_halves(blocks + offset, BLOCK_BYTES));
 }
 
-// The fifth bits: bit j of the 32 at `offset` of a block is that of weight j.
-INLINE void fifths_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) {
+// Adds fifth bits: bit j of the 32 bits at `offset` of a block belongs to weight j.
+INLINE void add_fifth_bits(u8x64 codes[4], const uint8_t* blocks, int offset) {
     for (int v = 0; v < 4; ++v) {
         const uint8_t* bits = blocks + offset + 4 * (v / 2) * BLOCK_BYTES + 2 * (v % 2);
-        codes[v] = or_both(codes[v], where_set(pairs_of_blocks(bits, BLOCK_BYTES), 16));
+        codes[v] = or_bytes(codes[v], where_set(gather_pairs(bits, BLOCK_BYTES), 16));
     }
 }
 
@@ -36,5 +37,5 @@ INLINE void fifths_of_blocks(u8x64 codes[4], const uint8_t* blocks, int offset) 
 #define ACC_OF(vector) ((vector) / 2)
 #define LANES 4
 #define GROUPS 8
-// The weight of slot i of vector v: byte i of four blocks' low or high nibbles.
+// Slot i of vector v is byte i of the low (v even) or high (v odd) nibbles of four blocks.
 #define WEIGHT_OF(v, i) (32 * (4 * ((v) / 2) + (i) / 16) + (i) % 16 + 16 * ((v) % 2))

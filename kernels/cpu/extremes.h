@@ -1,42 +1,44 @@
-// Extremes of a block's values, compared as integers in the order of the floats, which compilers vectorize; and codes.
+// Extremes of a block's values, and conversion of values to codes. Values are compared as integers that sort like the
+// floats, because compilers vectorize integer maxima.
 #pragma once
 
 #include <math.h>
 
-#include "numbers.h"
+#include "block_numbers.h"
 
 INLINE int32_t float_bits(float value) {
-    int32_t found;
-    memcpy(&found, &value, sizeof found);
-    return found;
+    int32_t result;
+    memcpy(&result, &value, sizeof result);
+    return result;
 }
 INLINE float bits_float(int32_t bits) {
-    float found;
-    memcpy(&found, &bits, sizeof found);
-    return found;
+    float result;
+    memcpy(&result, &bits, sizeof result);
+    return result;
 }
 
 INLINE int is_finite(float value) { return (float_bits(value) & 0x7fffffff) < 0x7f800000; }
 
-// Bits without the sign compare like magnitudes, NaN above all.
+// The largest magnitude. Bits without the sign compare like magnitudes, with NaN above all.
 INLINE float absmax(const float* x, int size) {
-    int32_t most = 0;
+    int32_t largest = 0;
     for (int i = 0; i < size; ++i) {
         const int32_t magnitude = float_bits(x[i]) & 0x7fffffff;
-        most = magnitude > most ? magnitude : most;
+        largest = magnitude > largest ? magnitude : largest;
     }
-    return bits_float(most);
+    return bits_float(largest);
 }
 
-// To nearest, halves away from 0, once it is cut: the number before 1/2 is added.
-INLINE float away_from_0(float value) { return value + __builtin_copysignf(0x1.fffffep-2f, value); }
+// Adds the float just below 1/2 with the value's sign: truncation then rounds to nearest, ties away from zero.
+INLINE float add_half_away(float value) { return value + __builtin_copysignf(0x1.fffffep-2f, value); }
 
 INLINE float reciprocal(float d) { return d == 0 ? 0 : 1 / d; }
 
-// Toward zero, at most `most`; 0 for what is not finite or beyond an integer, as x86 converts and NumPy's codec has it.
-INLINE int32_t code_of(float value, int32_t most) {
-    const int32_t found = fabsf(value) < 2147483648.0f ? (int32_t)value : 0;
-    return found > most ? most : found;
+// Truncates toward zero and caps at `max_code`. Values that are not finite or exceed an integer give 0, as in NumPy's codec
+// on x86.
+INLINE int32_t truncate_to_code(float value, int32_t max_code) {
+    const int32_t result = fabsf(value) < 2147483648.0f ? (int32_t)value : 0;
+    return result > max_code ? max_code : result;
 }
 
 INLINE float first_zero_or(float value, const float* x, int size) {
@@ -45,30 +47,30 @@ INLINE float first_zero_or(float value, const float* x, int size) {
     return value;
 }
 
-// A float's bits as an integer in the order of the floats, and back.
-INLINE int32_t in_order(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+// Maps a float's bits to integers that sort like the floats; its own inverse.
+INLINE int32_t ordered_bits(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
-// The least and the greatest value, the first of -0 and +0.
-INLINE void range_of(const float* x, int size, float* least, float* greatest) {
+// The least and the greatest value; among -0 and +0 the first one in x.
+INLINE void find_range(const float* x, int size, float* least, float* greatest) {
     int32_t low = INT32_MAX, high = INT32_MIN;
     for (int i = 0; i < size; ++i) {
-        const int32_t number = in_order(float_bits(x[i]));
+        const int32_t number = ordered_bits(float_bits(x[i]));
         low = number < low ? number : low;
         high = number > high ? number : high;
     }
-    *least = first_zero_or(bits_float(in_order(low)), x, size);
-    *greatest = first_zero_or(bits_float(in_order(high)), x, size);
+    *least = first_zero_or(bits_float(ordered_bits(low)), x, size);
+    *greatest = first_zero_or(bits_float(ordered_bits(high)), x, size);
 }
 
-// The value of largest magnitude, the first of several; +0 if all are zero.
+// The value of largest magnitude, with its sign: the first of several equal ones, +0 if all are zero.
 INLINE float signed_absmax(const float* x, int size) {
     int32_t low = INT32_MAX, high = INT32_MIN;
     for (int i = 0; i < size; ++i) {
-        const int32_t number = in_order(float_bits(x[i]));
+        const int32_t number = ordered_bits(float_bits(x[i]));
         low = number < low ? number : low;
         high = number > high ? number : high;
     }
-    const int32_t least = in_order(low), greatest = in_order(high);
+    const int32_t least = ordered_bits(low), greatest = ordered_bits(high);
     const int32_t below = least & 0x7fffffff, above = greatest & 0x7fffffff;
     if (below != above) return bits_float(below > above ? least : greatest);
     for (int i = 0; above && i < size; ++i)

@@ -1,27 +1,26 @@
-// TOKENS rows of x by rows of W whose lanes keep their block from vector to vector (SCALES_OF_LANES): included for each
-// number of tokens and DIGITS of x.
+// Adds 256 products to the sums of TOKENS rows of x, for formats with LANE_SCALES. Included for each DIGITS and TOKENS.
 //
-// y = sum over lanes of scale * sum over accumulators of d * dot(codes, q). Integer sums of a lane become floats
-// without meeting those of other lanes, which takes shuffles; lanes meet once a row, in a fixed order.
+// y = sum over lanes of scale * sum over accumulators of d * dot(codes, q). The integer sum of a lane becomes a float
+// at once, without shuffles; lanes are added once a row, in a fixed order.
 
 #define SUMS f32x16
 #define NO_SUMS all_floats(0)
-#define TOTAL sum_of
+#define REDUCE reduce_add
 
 INLINE void ROWS_NAME(add_super)(SUMS* sums, SUMS* minimums, const X* const* x, int64_t i, const uint8_t* blocks) {
-#ifdef CODES_OF_LANES
+#ifdef LANE_CODES
     unpacked w;
-    codes_by_lanes(w.codes, blocks);
+    load_lane_codes(w.codes, blocks);
 #else
     const unpacked w = unpack(blocks);
 #endif
     f32x16 scale, minimum;
-    scales_of_lanes(&scale, &minimum, blocks);
+    load_lane_scales(&scale, &minimum, blocks);
 #pragma GCC unroll 8
     for (int t = 0; t < TOKENS; ++t) {
-        const X* at = x[t] + i;
-        if (MINIMUM) minimums[t] = mul_add(minimums[t], minimum, load_floats(at->s));
-        f32x16 found = MINIMUM ? all_floats(0) : load_floats(at->s);
+        const X* xi = x[t] + i;
+        if (MINIMUM) minimums[t] = mul_add(minimums[t], minimum, load_floats(xi->s));
+        f32x16 total = MINIMUM ? all_floats(0) : load_floats(xi->s);
 #pragma GCC unroll 4
         for (int acc = 0; acc < ACCS; ++acc) {
             i32x16 dots[DIGITS];
@@ -29,22 +28,22 @@ INLINE void ROWS_NAME(add_super)(SUMS* sums, SUMS* minimums, const X* const* x, 
             for (int digit = 0; digit < DIGITS; ++digit) {
                 dots[digit] = all_ints(0);
 #if DIGITS == 3
-                if (ZERO_OF_SUMS && digit == 0) dots[0] = load_ints(at->zero[0]);
-                if (digit == 2) {  // 256 times the digit before
+                if (LANE_ZERO && digit == 0) dots[0] = load_ints(xi->zero[0]);
+                if (digit == 2) {  // the second digit counts 2^8
                     dots[2] = shift_ints(dots[1], 8);
-                    if (ZERO_OF_SUMS) dots[2] = add_ints(dots[2], load_ints(at->zero[1]));
+                    if (LANE_ZERO) dots[2] = add_ints(dots[2], load_ints(xi->zero[1]));
                 }
 #endif
 #pragma GCC unroll 4
                 for (int v = 0; v < 4; ++v)
-                    if (ACC_OF(v) == acc) dots[digit] = dot(dots[digit], w.codes[v], load_codes(at->q[digit] + 64 * v));
+                    if (ACC_OF(v) == acc) dots[digit] = dot(dots[digit], w.codes[v], load_codes(xi->q[digit] + 64 * v));
             }
             f32x16 sum = to_float(dots[DIGITS - 1]);
             if (DIGITS == 3) sum = mul_add(sum, to_float(dots[0]), all_floats(0x1p16f));
-            found = mul_add(found, sum, load_floats(at->d[acc]));
+            total = mul_add(total, sum, load_floats(xi->d[acc]));
         }
-        sums[t] = mul_add(sums[t], found, scale);
+        sums[t] = mul_add(sums[t], total, scale);
     }
 }
 
-#include "row_sums.h"
+#include "row_loop.h"

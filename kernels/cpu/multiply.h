@@ -1,43 +1,50 @@
-// Products of one x by several weights: x is packed once for each way in which their formats take it, then the rows of
-// all weights are one job of the pool. Where something follows the sums (finish.h), a thread does it to LEAST_ROWS rows
-// of W at a time, whose sums are in its cache.
+// Products of one x by several weights. x is packed once for each way in which the weights' formats read it; then the
+// rows of all weights are one job of the pool. Where an epilogue follows (epilogue.h), a thread applies it to
+// LEAST_ROWS rows of W at a time, while their sums are in its cache.
 //
-// Macros: TARGET_FIELDS, of one of the weights (qgemm/cpu/native/calls.py); MOST_TOKENS, rows of x at a time of
-// ONE_DIGIT, else half as many; TOKENS_OF_TILE, whose multiples tiles take; LEAST_TILED, rows of x from which on they
-// are used; LEAST_ROWS, rows of W that a thread takes at least, and CHUNKS, shares of a thread, CHUNKS_OF_TILES where
-// they are longer; MOST_TARGETS, weights of a call; EXACT_DIGITS of "a16".
+// Macros (qgemm/cpu/native/calls.py):
+//
+// TARGET_FIELDS      the fields of `target`, the weights of one product and its y
+// MOST_TARGETS       maximum number of weights of a call
+// MOST_TOKENS        rows of x packed at a time with ONE_DIGIT digits; half as many otherwise
+// LEAST_TILED        rows of x from which on tiles are used
+// TOKENS_OF_TILE     tiles accept multiples of this number of rows of x
+// LEAST_ROWS         minimum number of rows of W for a thread
+// CHUNKS, CHUNKS_OF_TILES   chunks of rows for each thread, without and with tiles
+// EXACT_DIGITS       digits of x for "a16"
 #include <string.h>
 
 typedef struct {
     TARGET_FIELDS
 } target;
 
-#include "finish.h"
+#include "epilogue.h"
 
-// The rows of all weights, after each other; those that another gates are taken with it.
+// The rows of all weights as one sequence of items, LEAST_ROWS rows each. Weights that another product gates have no
+// items: they are multiplied together with their gate.
 typedef struct {
     int64_t count, token;
     const target* targets;
     product products[MOST_TARGETS];
-    int64_t end[MOST_TARGETS];  // of the items of each, LEAST_ROWS rows
+    int64_t end[MOST_TARGETS];  // end of each weight's items
 } rows_job;
 
-// Rows first .. last - 1, at most LEAST_ROWS, of the weights i: their sums to memory of this thread.
-static void sums_of_rows(const rows_job* job, int64_t i, int64_t first, int64_t last, float* sums) {
+// Multiplies rows first to last - 1 (at most LEAST_ROWS) of weights i into a buffer of this thread.
+static void sum_rows(const rows_job* job, int64_t i, int64_t first, int64_t last, float* sums) {
     product p = job->products[i];
     p.w = (const char*)p.w + first * p.w_row, p.n = last - first, p.y = sums, p.y_row = LEAST_ROWS;
     ((work_fn)job->targets[i].rows)(&p, 0, last - first);
 }
 
-static void finished_rows(const rows_job* job, int64_t i, int64_t first, int64_t last) {
+static void multiply_and_finish(const rows_job* job, int64_t i, int64_t first, int64_t last) {
     const target* t = &job->targets[i];
     float sums[2][MOST_TOKENS * LEAST_ROWS];
-    const uint64_t mode = ieee_mode();
+    const uint64_t mode = enter_ieee_mode();
     for (int64_t row = first; row < last; row += LEAST_ROWS) {
         const int64_t stop = row + LEAST_ROWS < last ? row + LEAST_ROWS : last;
-        sums_of_rows(job, i, row, stop, sums[0]);
-        if (t->gate) sums_of_rows(job, i + 1, row, stop, sums[1]);
-        finish(t, job->token, job->products[i].m, row, stop, sums[0], sums[1]);
+        sum_rows(job, i, row, stop, sums[0]);
+        if (t->gate) sum_rows(job, i + 1, row, stop, sums[1]);
+        apply_epilogue(t, job->token, job->products[i].m, row, stop, sums[0], sums[1]);
     }
     restore_mode(mode);
 }
@@ -50,20 +57,19 @@ static void multiply_rows(const void* argument, int64_t first, int64_t last) {
         const product* p = &job->products[i];
         const int64_t row = (from - begin) * LEAST_ROWS, end = (to - begin) * LEAST_ROWS,
                       stop = end < p->n ? end : p->n;
-        if (finishes(&job->targets[i]))
-            finished_rows(job, i, row, stop);
+        if (has_epilogue(&job->targets[i]))
+            multiply_and_finish(job, i, row, stop);
         else
             ((work_fn)job->targets[i].rows)(p, row, stop);
     }
 }
 
-static int64_t chunk_of(int64_t count, int64_t chunks) {
-    const int64_t shares = chunks * (int64_t)(pool.wanted + 1);
+static int64_t chunk_size(int64_t count, int64_t chunks) {
+    const int64_t shares = chunks * (int64_t)(pool.wanted_helpers + 1);
     return (count + shares - 1) / shares;
 }
 
-// Rows token .. token + m - 1 of x by all weights, by tiles or row by row.
-// x_row: bytes from a row of x to the next.
+// Multiplies rows token to token + m - 1 of x by all weights, by tiles or row by row. x_row: bytes between rows of x.
 static void multiply_slice(const target* targets, int64_t count, const char* x, int64_t x_row, int64_t token, int64_t m,
                            int tiles, char* packed) {
     rows_job job = {.count = count, .token = token, .targets = targets};
@@ -84,9 +90,9 @@ static void multiply_slice(const target* targets, int64_t count, const char* x, 
                        .unit = t->unit,
                        .digits = digits,
                        .tiles = tiles};
-        const int gated = i && targets[i - 1].gate;  // by the weights before
+        const int gated = i && targets[i - 1].gate;  // the weights before gate these
         job.end[i] = items += gated ? 0 : (t->n + LEAST_ROWS - 1) / LEAST_ROWS;
-        if (t->packed_by != i) {  // another takes x in the same way
+        if (t->packed_by != i) {  // another product packs x in the same order
             p->packed = job.products[t->packed_by].packed;
             continue;
         }
@@ -100,45 +106,46 @@ static void multiply_slice(const target* targets, int64_t count, const char* x, 
                               .k = t->k,
                               .digits = digits,
                               .tiles = tiles};
-        qgemm_run((work_fn)t->pack, &rows, m, m > 1 ? chunk_of(m, CHUNKS) : 1);
+        qgemm_run((work_fn)t->pack, &rows, m, m > 1 ? chunk_size(m, CHUNKS) : 1);
         packed += m * p->packed_row;
     }
-    qgemm_run(multiply_rows, &job, job.end[count - 1], chunk_of(job.end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS));
+    qgemm_run(multiply_rows, &job, job.end[count - 1],
+              chunk_size(job.end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS));
 }
 
-// Rows of x of another type than float32.
+// Converts rows of x of another type to float32.
 typedef struct {
     const char* from;
     float* to;
-    int64_t k, row;  // bytes from a row to the next
+    int64_t k, row;  // bytes between rows
     int32_t type;
 } conversion;
 
 static void convert_rows(const void* argument, int64_t first, int64_t last) {
     const conversion* p = argument;
     const int64_t size = size_of_type(p->type);
-    const uint64_t mode = ieee_mode();
+    const uint64_t mode = enter_ieee_mode();
     for (int64_t row = first; row < last; ++row)
         for (int64_t i = 0; i < p->k; i += 16) {
-            const f32x16 v = load_some(p->from + row * p->row + i * size, p->k - i, p->type);
-            store_some(p->to + row * p->k + i, v, p->k - i, TYPE_FLOAT32);
+            const f32x16 v = load_partial(p->from + row * p->row + i * size, p->k - i, p->type);
+            store_partial(p->to + row * p->k + i, v, p->k - i, TYPE_FLOAT32);
         }
     restore_mode(mode);
 }
 
-// y = x [m, k] @ w.T of each of the weights, x of one type and size for all. packed: memory for MOST_TOKENS rows of x,
-// or m, as each packs them; converted: for as many in float32, if x is of another type.
+// y = x [m, k] @ w.T for each of the weights; x has the same type and k for all. packed: memory for min(m, MOST_TOKENS)
+// rows of x in every order needed; converted: memory for as many rows in float32, if x has another type.
 void qgemm_multiply(const void* weights, int64_t count, const void* x, int64_t m, void* packed, void* converted) {
     const target* t = weights;
-    const int64_t most = t->digits == ONE_DIGIT ? MOST_TOKENS : MOST_TOKENS / 2;
-    for (int64_t start = 0; start < m; start += most) {
-        const int64_t tokens = m - start < most ? m - start : most;
+    const int64_t max_tokens = t->digits == ONE_DIGIT ? MOST_TOKENS : MOST_TOKENS / 2;
+    for (int64_t start = 0; start < m; start += max_tokens) {
+        const int64_t tokens = m - start < max_tokens ? m - start : max_tokens;
         const int64_t tiled = tokens >= LEAST_TILED ? tokens / TOKENS_OF_TILE * TOKENS_OF_TILE : 0;
         const char* rows = (const char*)x + start * t->x_row;
         int64_t row = t->x_row;
         if (t->x_type != TYPE_FLOAT32) {
             const conversion all = {.from = rows, .to = converted, .k = t->k, .row = row, .type = t->x_type};
-            qgemm_run(convert_rows, &all, tokens, chunk_of(tokens, CHUNKS));
+            qgemm_run(convert_rows, &all, tokens, chunk_size(tokens, CHUNKS));
             rows = converted, row = t->k * (int64_t)sizeof(float);
         }
         if (tiled) multiply_slice(t, count, rows, row, start, tiled, 1, packed);

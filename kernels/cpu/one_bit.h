@@ -1,56 +1,59 @@
-// Codes of a bit each, that of weight i in bit i of a block: 32 bytes of 256 weights, twice side by side. CODE_OF_BIT:
-// 1 or 2, the code of a bit that is set.
+// Layout of one-bit codes: weight i is bit i of the field. The 32 bytes of 256 weights are loaded twice, side by side.
 //
-// A lane has four bytes of 32 weights, one group: their bits 2v in the first half of vector v, 2v + 1 in the second. So
-// the four vectors share an accumulator. In lanes of the second half codes count twice, for bits stay one place higher.
+// A lane has four bytes, the 32 weights of one group: bits 2v in the first half of vector v, bits 2v + 1 in the second.
+// The four vectors therefore share an accumulator. load_lane_codes leaves the bits of the second half one place higher,
+// so that codes there count twice, and LANE_FACTOR halves them.
+//
+// Macro: BIT_CODE, the code (1 or 2) of a bit that is set.
 #pragma once
 
-#include "scales_of_blocks.h"
+#include "block_scales.h"
 
 #define ACCS 1
 #define ACC_OF(vector) 0
 #define RUN 1
 #define WEIGHT_OF(v, i) (8 * ((i) % 32) + 2 * (v) + (i) / 32)
-#define BLOCK_OF_LANE(lane) ((lane) % 8 * 32 / BLOCK_WEIGHTS)
-#define FACTOR_OF_LANE(lane) ((lane) < 8 ? 1 : 0.5f)
-#define CODES_OF_LANES
+#define LANE_BLOCK(lane) ((lane) % 8 * 32 / BLOCK_WEIGHTS)
+#define LANE_FACTOR(lane) ((lane) < 8 ? 1 : 0.5f)
+#define LANE_CODES
 
-#include "of_lanes.h"
+#include "broadcast_lanes.h"
 
-// The 32 bytes at `offset` of the blocks, twice.
+// The 32 bytes of 256 weights, at `offset` of the blocks, twice.
 INLINE u8x64 bits_twice(const uint8_t* blocks, int offset) {
-    enum { BYTES_OF_BLOCK = BLOCK_WEIGHTS / 8 };
-    const uint8_t* at = blocks + offset;
-    if (BYTES_OF_BLOCK == 32) return join_halves(at, at);
-    if (BYTES_OF_BLOCK == 16) {
-        const u8x16 low = load16(at), high = load16(at + BLOCK_BYTES);
+    enum { BIT_BYTES = BLOCK_WEIGHTS / 8 };
+    const uint8_t* field = blocks + offset;
+    if (BIT_BYTES == 32) return join_halves(field, field);
+    if (BIT_BYTES == 16) {
+        const u8x16 low = load16(field), high = load16(field + BLOCK_BYTES);
         return join(low, high, low, high);
     }
     uint64_t words[4] = {0};
     for (int i = 0; i < BLOCKS; ++i) {
-        uint64_t found = 0;
-        memcpy(&found, at + i * BLOCK_BYTES, BYTES_OF_BLOCK);
-        words[i * BYTES_OF_BLOCK / 8 % 4] |= found << 8 * (i * BYTES_OF_BLOCK % 8);
+        uint64_t result = 0;
+        memcpy(&result, field + i * BLOCK_BYTES, BIT_BYTES);
+        words[i * BIT_BYTES / 8 % 4] |= result << 8 * (i * BIT_BYTES % 8);
     }
-    const u8x16 low = two_words(words[0], words[1]), high = two_words(words[2], words[3]);
+    const u8x16 low = join_words(words[0], words[1]), high = join_words(words[2], words[3]);
     return join(low, high, low, high);
 }
 
-static const uint8_t FIRST_HALF[64] = {EIGHT(1), EIGHT(1), EIGHT(1), EIGHT(1), EIGHT(0), EIGHT(0), EIGHT(0), EIGHT(0)};
+static const uint8_t FIRST_HALF[64] = {REPEAT_8(1), REPEAT_8(1), REPEAT_8(1), REPEAT_8(1),
+                                       REPEAT_8(0), REPEAT_8(0), REPEAT_8(0), REPEAT_8(0)};
 
-// Bits 2v of the first half and 2v + 1 of the second: CODE_OF_BIT and twice that.
-INLINE void codes_of_lanes(u8x64 codes[4], u8x64 bits) {
+// Codes of bits 2v (first half, BIT_CODE each) and 2v + 1 (second half, twice BIT_CODE).
+INLINE void bits_to_lane_codes(u8x64 codes[4], u8x64 bits) {
     const u8x64 first = load64(FIRST_HALF);
-    for (int v = 0; v < 4; ++v) EACH {
-            const u8_part mask = (2 * CODE_OF_BIT) - first.part[i] * CODE_OF_BIT;
-            const u8_part down = CODE_OF_BIT == 1 ? bits.part[i] >> 2 * v : bits.part[i] >> (v ? 2 * v - 1 : 0);
-            codes[v].part[i] = (CODE_OF_BIT == 2 && !v ? bits.part[i] << 1 : down) & mask;
+    for (int v = 0; v < 4; ++v) EACH_PART {
+            const u8_part mask = (2 * BIT_CODE) - first.part[i] * BIT_CODE;
+            const u8_part down = BIT_CODE == 1 ? bits.part[i] >> 2 * v : bits.part[i] >> (v ? 2 * v - 1 : 0);
+            codes[v].part[i] = (BIT_CODE == 2 && !v ? bits.part[i] << 1 : down) & mask;
         }
 }
 
-// CODE_OF_BIT in both halves.
-INLINE void codes_of_bits(u8x64 codes[4], u8x64 bits) {
+// Codes of BIT_CODE in both halves.
+INLINE void bits_to_codes(u8x64 codes[4], u8x64 bits) {
     const u8x64 first = load64(FIRST_HALF);
-    codes_of_lanes(codes, bits);
-    for (int v = 0; v < 4; ++v) EACH codes[v].part[i] >>= 1 - first.part[i];
+    bits_to_lane_codes(codes, bits);
+    for (int v = 0; v < 4; ++v) EACH_PART codes[v].part[i] >>= 1 - first.part[i];
 }

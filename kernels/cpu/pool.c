@@ -1,9 +1,9 @@
-// A pool of threads that share the rows of a product: one job at a time, each thread a contiguous run of rows.
+// A pool of threads that share the rows of a product: one job at a time, and each thread has a contiguous run of rows.
 //
-// A run is taken in chunks from an atomic counter; a thread that has done its own takes what is left of the others'. So
-// the same thread reads the same rows of W each time, from memory that its node may have, and none waits for a slow
-// one. Who calls works as well, and never waits for a thread to begin: a thread that comes late finds the job closed. A
-// call that finds the pool busy does its job alone. Threads without work spin for a millisecond, then sleep.
+// A run is divided into chunks by an atomic counter; a thread that has finished its own run helps with the others. The
+// same thread therefore reads the same rows of W at each call, from memory that its NUMA node may hold, and no thread
+// waits for a slow one. The calling thread works too and never waits for a thread to start: a late thread finds the job
+// closed. A call that finds the pool busy does its job alone. Idle threads spin for a millisecond, then sleep.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -24,22 +24,22 @@
 
 enum { MAX_HELPERS = 255, SPIN_NS = 1000000, SPINS = 4096 };
 
-// The items next .. last - 1, on a cache line of its own.
+// Items next to last - 1, on a cache line of its own.
 typedef struct {
     _Alignas(64) _Atomic int64_t next;
     int64_t last;
 } run;
 
 static struct {
-    // A job: written while `open` is 0 and nobody is `inside`.
+    // The job. Written only while `open` is 0 and no helper is `inside`.
     work_fn work;
     const void* argument;
     int64_t chunk;
-    run runs[MAX_HELPERS + 1];  // of the caller, then of each helper
+    run runs[MAX_HELPERS + 1];  // the caller's run, then one for each helper
     _Atomic int open, inside;
-    _Atomic uint64_t round;             // of jobs
-    uint64_t first_round[MAX_HELPERS];  // that each helper has not to do
-    _Atomic int busy, stop, sleeping, wanted;
+    _Atomic uint64_t round;             // counts the jobs
+    uint64_t first_round[MAX_HELPERS];  // the round during which a helper was started: not its job
+    _Atomic int busy, stop, sleeping, wanted_helpers;
     int helpers;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -52,19 +52,19 @@ static int64_t now_ns(void) {
     return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-// The run of a thread, then those that come after it.
+// Works on the thread's own run, then on those of the threads after it.
 static void work_chunks(int self) {
     const int threads = pool.helpers + 1;
     for (int i = 0; i < threads; ++i) {
-        run* of = &pool.runs[(self + i) % threads];
-        while (atomic_load(&of->next) < of->last) {
-            const int64_t first = atomic_fetch_add(&of->next, pool.chunk), last = first + pool.chunk;
-            if (first < of->last) pool.work(pool.argument, first, last < of->last ? last : of->last);
+        run* share = &pool.runs[(self + i) % threads];
+        while (atomic_load(&share->next) < share->last) {
+            const int64_t first = atomic_fetch_add(&share->next, pool.chunk), last = first + pool.chunk;
+            if (first < share->last) pool.work(pool.argument, first, last < share->last ? last : share->last);
         }
     }
 }
 
-// Whole chunks to each thread, as many as to any other or one fewer.
+// Divides the items into runs of whole chunks whose lengths differ by at most one chunk.
 static void share_out(int64_t count) {
     const int threads = pool.helpers + 1;
     const int64_t chunks = (count + pool.chunk - 1) / pool.chunk;
@@ -77,22 +77,22 @@ static void share_out(int64_t count) {
 
 static void* help(void* number) {
     const int helper = (int)(intptr_t)number;
-    uint64_t seen = pool.first_round[helper];
+    uint64_t last_round = pool.first_round[helper];
     for (;;) {
         const int64_t until = now_ns() + SPIN_NS;
-        for (int turn = 0; atomic_load(&pool.round) == seen && !atomic_load(&pool.stop); ++turn) {
+        for (int spin = 0; atomic_load(&pool.round) == last_round && !atomic_load(&pool.stop); ++spin) {
             RELAX();
-            if (turn % 64 == 63 && now_ns() > until) {
+            if (spin % 64 == 63 && now_ns() > until) {
                 pthread_mutex_lock(&pool.lock);
                 atomic_fetch_add(&pool.sleeping, 1);
-                while (atomic_load(&pool.round) == seen && !atomic_load(&pool.stop))
+                while (atomic_load(&pool.round) == last_round && !atomic_load(&pool.stop))
                     pthread_cond_wait(&pool.wake, &pool.lock);
                 atomic_fetch_sub(&pool.sleeping, 1);
                 pthread_mutex_unlock(&pool.lock);
             }
         }
         if (atomic_load(&pool.stop)) return 0;
-        seen = atomic_load(&pool.round);
+        last_round = atomic_load(&pool.round);
         atomic_fetch_add(&pool.inside, 1);
         if (atomic_load(&pool.open)) work_chunks(helper + 1);
         atomic_fetch_sub(&pool.inside, 1);
@@ -107,14 +107,14 @@ static void wake_all(void) {
 }
 
 static void start_helpers(void) {
-    if (pool.helpers >= atomic_load(&pool.wanted)) return;
+    if (pool.helpers >= atomic_load(&pool.wanted_helpers)) return;
     sigset_t all, old;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);  // signals are for the threads that Python knows
-    for (; pool.helpers < atomic_load(&pool.wanted); ++pool.helpers) {
+    pthread_sigmask(SIG_SETMASK, &all, &old);  // signals stay with the threads that Python started
+    for (; pool.helpers < atomic_load(&pool.wanted_helpers); ++pool.helpers) {
         pool.first_round[pool.helpers] = atomic_load(&pool.round);
         void* number = (void*)(intptr_t)pool.helpers;
-        if (pthread_create(&pool.threads[pool.helpers], 0, help, number)) break;  // then fewer
+        if (pthread_create(&pool.threads[pool.helpers], 0, help, number)) break;  // the pool runs with fewer threads
     }
     pthread_sigmask(SIG_SETMASK, &old, 0);
 }
@@ -129,9 +129,9 @@ static void stop_helpers(void) {
     atomic_store(&pool.stop, 0);
 }
 
-// Do work(argument, first, last) for all of 0 .. count - 1, in chunks.
+// Runs work(argument, first, last) for items 0 to count - 1, in chunks.
 void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk) {
-    if (count <= chunk || !atomic_load(&pool.wanted) || atomic_exchange(&pool.busy, 1)) {
+    if (count <= chunk || !atomic_load(&pool.wanted_helpers) || atomic_exchange(&pool.busy, 1)) {
         if (count > 0) work(argument, 0, count);
         return;
     }
@@ -143,25 +143,26 @@ void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk)
     wake_all();
     work_chunks(0);
     atomic_store(&pool.open, 0);
-    for (int turn = 0; atomic_load(&pool.inside); ++turn)
-        if (turn < SPINS)
+    for (int spin = 0; atomic_load(&pool.inside); ++spin)
+        if (spin < SPINS)
             RELAX();
         else
-            sched_yield();  // who is inside may need this very core
+            sched_yield();  // a helper inside may need this core
     atomic_store(&pool.busy, 0);
 }
 
-// So many threads from now on, the caller's among them; those that are there are ended. 0: nothing is done (busy).
+// Sets the number of threads, the caller included, after ending the present ones. Returns it, or 0 if the pool is busy
+// and nothing changed.
 int qgemm_threads(int count) {
     if (atomic_exchange(&pool.busy, 1)) return 0;
     stop_helpers();
-    const int wanted = count < 1 ? 0 : count > MAX_HELPERS ? MAX_HELPERS : count - 1;
-    atomic_store(&pool.wanted, wanted);
+    const int helpers = count < 1 ? 0 : count > MAX_HELPERS ? MAX_HELPERS : count - 1;
+    atomic_store(&pool.wanted_helpers, helpers);
     atomic_store(&pool.busy, 0);
-    return wanted + 1;
+    return helpers + 1;
 }
 
-// In the child of a fork, where only the thread that forked is left: threads are started anew by the next job.
+// Resets the pool in the child of a fork, where only the forking thread exists; the next job starts new threads.
 void qgemm_after_fork(void) {
     pthread_mutex_init(&pool.lock, 0);
     pthread_cond_init(&pool.wake, 0);

@@ -1,38 +1,40 @@
-// y [m, n] = x [m, k] @ W [n, k].T of one format whose codes are integers, from the blocks of a file.
+// y [m, n] = x [m, k] @ W [n, k].T for one format with integer codes, straight from the blocks of a file.
 //
-// Macros besides those of blocks.h: of a codebook LEVELS_PLUS_SHIFT; ACTIVATION_BYTES, a block's of activations;
-// LEAST_LEVEL, GREATEST_LEVEL of a code, LEAST_EIGHT_BITS (to_eight_bits.h).
+// Macros besides those of blocks.h (qgemm/cpu/native/libraries.py): LEVELS_PLUS_SHIFT, the levels of a codebook;
+// ACTIVATION_BYTES, bytes of a block of activations; LEAST_LEVEL, GREATEST_LEVEL, LEAST_EIGHT_BITS (to_eight_bits.h).
 #include "blocks.h"
-// Whether integer sums of lanes become floats before they meet, for one digit of x and for three, or first are those of
-// groups: LOW_GROUP besides SCALES_OF_LANES asks for both, where there is a zero.
-#ifdef SCALES_OF_LANES
-#define PACK_1 "lane_pack.h"
+// Picks the reduction for one digit of x and for three: lane_rows.h scales each lane and then reduces; rows.h reduces
+// each group in int32 and then scales. A format with LANE_SCALES and a zero point that also defines LOW_GROUP uses
+// lane_rows.h for one digit and rows.h for three.
+#ifdef LANE_SCALES
+#define PACK_1 "pack_lanes.h"
 #define ROWS_1 "lane_rows.h"
 #else
-#define PACK_1 "pack.h"
+#define PACK_1 "pack_groups.h"
 #define ROWS_1 "rows.h"
 #endif
-#if defined(SCALES_OF_LANES) && (!defined(LOW_GROUP) || SHIFT + ZERO == 0)
-#define PACK_3 "lane_pack.h"
+#if defined(LANE_SCALES) && (!defined(LOW_GROUP) || SHIFT + ZERO == 0)
+#define PACK_3 "pack_lanes.h"
 #define ROWS_3 "lane_rows.h"
 #else
-#include "groups.h"
-#define PACK_3 "pack.h"
+#include "group_sums.h"
+#define PACK_3 "pack_groups.h"
 #define ROWS_3 "rows.h"
 #endif
-#include "panels.h"
+#include "float_tiles.h"
 
-// a8 takes the zero from the rounded sum of x, as ggml's formula does; a16 from the digits, which is exact.
-#define TAKES_SUM(digits) (ZERO && (digits) == 1)
+// With one digit (a8) the format's zero point is subtracted by the rounded sum of x, as in ggml's formula; with three
+// (a16) by the integer sums, which is exact.
+#define ZERO_FROM_SUM(digits) (ZERO && (digits) == 1)
 #define INTEGER_ZERO(digits) ((digits) == 1 ? SHIFT : SHIFT + ZERO)
 
 // ---- x
 
-// 256 numbers as they come: integers, of a8 in the first digit alone; of each 32 their scale, of each group its sum.
+// 256 numbers of x in order: int8 digits (one digit uses q[0] only), a scale for each 32, the sum of each group.
 typedef struct {
     int8_t q[3][SUPER];
     float d[8], s[GROUPS];
-} numbers;
+} quantized_x;
 
 #define DIGITS 1
 #include PACK_1
@@ -41,14 +43,13 @@ typedef struct {
 #include PACK_3
 #undef DIGITS
 
-// Blocks of activations (float d, float s, 32 int8).
-static void read_blocks(numbers* to, const uint8_t* blocks, int64_t count) {
+// Reads blocks of activations: float d, float s, 32 int8.
+static void read_blocks(quantized_x* to, const uint8_t* blocks, int64_t count) {
     for (int b = 0; b < count / 32; ++b, blocks += ACTIVATION_BYTES) {
         memcpy(&to->d[b], blocks, 4);
         memcpy(to->q[0] + 32 * b, blocks + 8, 32);
         if (GROUPS == 8) memcpy(&to->s[b], blocks + 4, 4);
-        for (int group = 0; MINIMUM && GROUPS == 16 && group < 2;
-             ++group) {  // has no sum in a block: that of its codes
+        for (int group = 0; MINIMUM && GROUPS == 16 && group < 2; ++group) {  // a block has no sum of 16 codes
             int sum = 0;
             for (int j = 0; j < 16; ++j) sum += to->q[0][32 * b + 16 * group + j];
             to->s[2 * b + group] = to->d[b] * (float)sum;
@@ -56,55 +57,56 @@ static void read_blocks(numbers* to, const uint8_t* blocks, int64_t count) {
     }
 }
 
-// Three digits by group of 32: x = d * (2^16 q0 + 2^8 q1 + q2), d the power of two by which the largest becomes at most
-// 127 * 2^16. Off by 2^-23 of the largest at most; numbers of few bits are exact.
-static void read_floats(numbers* to, const float* x, int64_t count) {
+// Splits floats into three int8 digits for each group of 32: x = d * (2^16 q0 + 2^8 q1 + q2), where d is the power of
+// two that brings the largest magnitude to at most 127 * 2^16. The error is at most 2^-23 of the largest magnitude;
+// numbers with few significant bits are exact.
+static void read_floats(quantized_x* to, const float* x, int64_t count) {
     int32_t largest[8] = {0};
     float unit[8], inverse[8];
     for (int b = 0; b < count / 32; ++b) {
         const i32x16 low = magnitude_bits(load_ints(x + 32 * b)), high = magnitude_bits(load_ints(x + 32 * b + 16));
-        largest[b] = largest_of_ints(larger_ints(low, high));
+        largest[b] = reduce_max_ints(max_ints(low, high));
     }
     for (int b = 0; b < 8; ++b) {
-        float most;
-        memcpy(&most, &largest[b], sizeof most);
-        // 2^e with most / 2^e in (127 * 2^15, 127 * 2^16], e from -126 on
-        const int of_most = exponent_of(most / 127) - 16;
-        const int exponent = of_most < -126 || largest[b] >= 0x7f800000 ? -126 : of_most;
+        float magnitude;
+        memcpy(&magnitude, &largest[b], sizeof magnitude);
+        // The largest magnitude divided by 2^exponent lies in (127 * 2^15, 127 * 2^16]; exponents start at -126.
+        const int least_exponent = frexp_exponent(magnitude / 127) - 16;
+        const int exponent = least_exponent < -126 || largest[b] >= 0x7f800000 ? -126 : least_exponent;
         unit[b] = power_of_two(exponent), inverse[b] = power_of_two(-exponent);
     }
     for (int b = 0; b < count / 32; ++b) {
         f32x16 parts[2];
         for (int j = 0; j < 2; ++j) {
-            const int at = 32 * b + 16 * j;
-            parts[j] = load_floats(x + at);
-            const i32x16 code = nearest_ints(mul_all(parts[j], inverse[b])), q2 = low_byte(code);
-            const i32x16 rest = shift_ints_right(sub_ints(code, q2), 8), q1 = low_byte(rest);
-            store_low_bytes(to->q[2] + at, q2), store_low_bytes(to->q[1] + at, q1);
-            store_low_bytes(to->q[0] + at, shift_ints_right(sub_ints(rest, q1), 8));
+            const int column = 32 * b + 16 * j;
+            parts[j] = load_floats(x + column);
+            const i32x16 code = nearest_ints(mul_all(parts[j], inverse[b])), q2 = sign_extend_byte(code);
+            const i32x16 rest = shift_ints_right(sub_ints(code, q2), 8), q1 = sign_extend_byte(rest);
+            store_low_bytes(to->q[2] + column, q2), store_low_bytes(to->q[1] + column, q1);
+            store_low_bytes(to->q[0] + column, shift_ints_right(sub_ints(rest, q1), 8));
         }
         to->d[b] = largest[b] < 0x7f800000 ? unit[b] : __builtin_nanf("");
         if (GROUPS == 8)
-            to->s[b] = sum_of(add_floats(parts[0], parts[1]));
+            to->s[b] = reduce_add(add_floats(parts[0], parts[1]));
         else
-            to->s[2 * b] = sum_of(parts[0]), to->s[2 * b + 1] = sum_of(parts[1]);
+            to->s[2 * b] = reduce_add(parts[0]), to->s[2 * b + 1] = reduce_add(parts[1]);
     }
 }
 
-#include "tiles.h"
+#include "integer_tiles.h"
 
-// Of a row of x.
+// Bytes of a packed row of x.
 int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {
-    if (!digits) return bytes_of_floats(k);
-    const int64_t size = digits == 3 ? sizeof(packed_3) : tiles ? sizeof(tiled) : sizeof(packed_1);
+    if (!digits) return packed_float_bytes(k);
+    const int64_t size = digits == 3 ? sizeof(packed_3) : tiles ? sizeof(tile_x) : sizeof(packed_1);
     return (k + SUPER - 1) / SUPER * size;
 }
 
-// Rows first .. last - 1 of x: what a thread does.
+// Packs rows first to last - 1 of x: one thread's share.
 void qgemm_pack(const void* argument, int64_t first, int64_t last) {
     const packing* p = argument;
-    const uint64_t mode = ieee_mode();
-    const word_order words = order_of_words();
+    const uint64_t mode = enter_ieee_mode();
+    const word_order words = make_word_order();
     const int64_t supers = (p->k + SUPER - 1) / SUPER, size = p->to_row / supers;
     for (int64_t row = first; row < last; ++row) {
         const char* x = p->x + row * p->x_row;
@@ -113,22 +115,22 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
             continue;
         }
         for (int64_t i = 0; i < supers; ++i) {
-            const int64_t at = i * SUPER, count = p->k - at < SUPER ? p->k - at : SUPER;
+            const int64_t column = i * SUPER, count = p->k - column < SUPER ? p->k - column : SUPER;
             void* to = p->to + (p->tiles ? i * p->m + row : row * supers + i) * size;
-            numbers found;
-            if (count < SUPER) memset(&found, 0, sizeof found);
+            quantized_x values;
+            if (count < SUPER) memset(&values, 0, sizeof values);
             if (p->digits == 3) {
-                read_floats(&found, (const float*)x + at, count);
-                pack_3(to, &found);
+                read_floats(&values, (const float*)x + column, count);
+                pack_3(to, &values);
                 continue;
             }
             uint8_t blocks[SUPER / 32 * ACTIVATION_BYTES];
-            if (p->quantize) p->quantize(blocks, (const float*)x + at, count / 32);
-            read_blocks(&found, p->quantize ? blocks : (const uint8_t*)x + at / 32 * ACTIVATION_BYTES, count);
+            if (p->quantize) p->quantize(blocks, (const float*)x + column, count / 32);
+            read_blocks(&values, p->quantize ? blocks : (const uint8_t*)x + column / 32 * ACTIVATION_BYTES, count);
             if (p->tiles)
-                tile_numbers(to, &found, &words);
+                pack_tile(to, &values, &words);
             else
-                pack_1(to, &found);
+                pack_1(to, &values);
         }
     }
     restore_mode(mode);
@@ -137,79 +139,64 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
 // ---- products
 
 #ifdef SUM_LANES
-// The sums of all digits: of the first, which counts 2^16, and of both others, which is in the place of the third.
+// Combines the sums of the digits. dots[2] already holds 2^8 q1 + q2; the first digit counts 2^16.
 #ifdef SHORT_DOTS
-#define DOT_OF_ONE(sum, codes, q) short_dot(codes, q)
-#define SUMS_OF_ONE sums_of_short_dots
+#define ONE_DIGIT_DOT(sum, codes, q) short_dot(codes, q)
+#define ONE_DIGIT_SUMS sum_short_groups
 #else
-#define DOT_OF_ONE dot
-#define SUMS_OF_ONE sums_of_groups
+#define ONE_DIGIT_DOT dot
+#define ONE_DIGIT_SUMS sum_groups
 #endif
 
-INLINE group_floats together_1(const i32x16 dots[1][ACCS], const int32_t zero[2][SUM_LANES]) {
-    const group_ints all = SUMS_OF_ONE(dots[0]);
-    return group_floats_of(INTEGER_ZERO(1) ? add_group_ints(all, load_group_ints(zero[0])) : all);
+INLINE group_floats combine_digits_1(const i32x16 dots[1][ACCS], const int32_t zero[2][SUM_LANES]) {
+    const group_ints all = ONE_DIGIT_SUMS(dots[0]);
+    return convert_group_ints(INTEGER_ZERO(1) ? add_group_ints(all, load_group_ints(zero[0])) : all);
 }
 
-INLINE group_floats together_3(const i32x16 dots[3][ACCS], const int32_t zero[2][SUM_LANES]) {
-    group_ints first = sums_of_groups(dots[0]), rest = sums_of_groups(dots[2]);
+INLINE group_floats combine_digits_3(const i32x16 dots[3][ACCS], const int32_t zero[2][SUM_LANES]) {
+    group_ints first = sum_groups(dots[0]), rest = sum_groups(dots[2]);
     if (INTEGER_ZERO(3)) {
         first = add_group_ints(first, load_group_ints(zero[0]));
         rest = add_group_ints(rest, load_group_ints(zero[1]));
     }
-    return mul_add_groups(group_floats_of(rest), group_floats_of(first), all_group_floats(0x1p16f));
+    return mul_add_groups(convert_group_ints(rest), convert_group_ints(first), all_group_floats(0x1p16f));
 }
-#define TOGETHER(digits) TOGETHER_(digits)
-#define TOGETHER_(digits) together_##digits
+#define COMBINE_DIGITS(digits) COMBINE_DIGITS_(digits)
+#define COMBINE_DIGITS_(digits) combine_digits_##digits
 #endif
 
 #define PACKED(digits) PACKED_(digits)
 #define PACKED_(digits) packed_##digits
 
-// x of the DIGITS, and names of the functions for so many TOKENS and DIGITS.
 #define X PACKED(DIGITS)
-#define ROWS_NAME(name) ROWS_NAME_(name, DIGITS, TOKENS)
-#define ROWS_NAME_(name, digits, tokens) ROWS_NAME__(name, digits, tokens)
-#define ROWS_NAME__(name, digits, tokens) name##_##digits##_##tokens
 
 #define DIGITS 1
-#define TOKENS 4
-#include ROWS_1
-#undef TOKENS
-#define TOKENS 2
-#include ROWS_1
-#undef TOKENS
-#define TOKENS 1
-#include ROWS_1
-#undef TOKENS
+#define MAX_TOKENS 4
+#define ROWS_HEADER ROWS_1
+#include "token_ladder.h"
 #undef DIGITS
+#undef MAX_TOKENS
+#undef ROWS_HEADER
 #define DIGITS 3
-#define TOKENS 2
-#include ROWS_3
-#undef TOKENS
-#define TOKENS 1
-#include ROWS_3
+#define MAX_TOKENS 2
+#define ROWS_HEADER ROWS_3
+#include "token_ladder.h"
 
 // ---- weights
 
 #include "decode.h"
 #include "to_eight_bits.h"
 
-// Rows first .. last - 1 of W by all rows of x: what a thread does. Tiles take a multiple of TOKENS_OF_TILE rows of x,
-// up to MOST_TOKENS.
+// Multiplies rows first to last - 1 of W by all rows of x: one thread's share. Tiles accept a multiple of
+// TOKENS_OF_TILE rows of x, up to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
-    const uint64_t mode = ieee_mode();
-    int64_t token = 0;
-    if (p->tiles) {
+    const uint64_t mode = enter_ieee_mode();
+    if (p->tiles)
         (p->digits == 1 ? integer_tiles : float_tiles)(p, first, last);
-    } else if (p->digits == 1) {
-        for (; token + 4 <= p->m; token += 4) rows_1_4(p, token, first, last);
-        for (; token + 2 <= p->m; token += 2) rows_1_2(p, token, first, last);
-        for (; token < p->m; ++token) rows_1_1(p, token, first, last);
-    } else {
-        for (; token + 2 <= p->m; token += 2) rows_3_2(p, token, first, last);
-        for (; token < p->m; ++token) rows_3_1(p, token, first, last);
-    }
+    else if (p->digits == 1)
+        multiply_rows_1(p, first, last);
+    else
+        multiply_rows_3(p, first, last);
     restore_mode(mode);
 }

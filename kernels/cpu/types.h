@@ -1,75 +1,75 @@
-// Numbers of a type in memory, at any address, as floats and back, rounded once: half to even, beyond the range
-// infinite.
+// Loads and stores 16 numbers of a given type at any address, as floats. Stores round once, to nearest with ties to
+// even; values beyond the range of the type become infinite.
 //
-// Macros: TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_FLOAT64 (qgemm/cpu/native/calls.py).
+// Macros: TYPE_FLOAT32, TYPE_FLOAT16, TYPE_BFLOAT16, TYPE_FLOAT64 (qgemm/cpu/native/calls.py): values of `type`.
 #pragma once
 
 #include "vec.h"
 
 INLINE int64_t size_of_type(int type) { return type == TYPE_FLOAT64 ? 8 : type == TYPE_FLOAT32 ? 4 : 2; }
 
-INLINE f32x16 sixteen_doubles(const void* from) {
+INLINE f32x16 load_doubles(const void* from) {
     double numbers[16];
-    float found[16];
+    float result[16];
     memcpy(numbers, from, sizeof numbers);
-    for (int i = 0; i < 16; ++i) found[i] = (float)numbers[i];
-    return load_floats(found);
+    for (int i = 0; i < 16; ++i) result[i] = (float)numbers[i];
+    return load_floats(result);
 }
 
-INLINE f32x16 load_sixteen(const void* from, int type) {
+INLINE f32x16 load_numbers(const void* from, int type) {
     switch (type) {
         case TYPE_FLOAT16:
-            return sixteen_halves(from);
+            return load_halves(from);
         case TYPE_BFLOAT16:
-            return upper_halves(from);
+            return load_bfloats(from);
         case TYPE_FLOAT64:
-            return sixteen_doubles(from);
+            return load_doubles(from);
         default:
             return load_floats(from);
     }
 }
 
-// Upper halves of floats, rounded; NaN stays one.
-INLINE i32x16 rounded_to_upper_halves(f32x16 v) {
-    i32x16 found;
-    EACH {
+// Rounds floats to bfloat16, in the lower 16 bits of each lane; NaN stays NaN.
+INLINE i32x16 round_to_bfloats(f32x16 v) {
+    i32x16 result;
+    EACH_PART {
         const i32_part all = (i32_part)v.part[i], nan = v.part[i] != v.part[i], bits = all & ~nan;
         const i32_part rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        found.part[i] = (nan & (all >> 16 | 0x40)) | (~nan & rounded);
+        result.part[i] = (nan & (all >> 16 | 0x40)) | (~nan & rounded);
     }
-    return found;
+    return result;
 }
 
-INLINE void store_sixteen(void* to, f32x16 v, int type) {
+INLINE void store_numbers(void* to, f32x16 v, int type) {
     if (type == TYPE_FLOAT16) {
         store_halves(to, v);
     } else if (type == TYPE_BFLOAT16) {
-        store_low_halves(to, rounded_to_upper_halves(v));
+        store_low_halves(to, round_to_bfloats(v));
     } else if (type == TYPE_FLOAT64) {
         float from[16];
         double numbers[16];
-        put_floats(from, v);
+        store_floats(from, v);
         for (int i = 0; i < 16; ++i) numbers[i] = from[i];
         memcpy(to, numbers, sizeof numbers);
     } else {
-        put_floats(to, v);
+        store_floats(to, v);
     }
 }
 
-// The first `count` of sixteen numbers.
-INLINE f32x16 load_some(const void* from, int64_t count, int type) {
+// Loads or stores only the first `count` of sixteen numbers; lanes without a number are 0 when loaded.
+INLINE f32x16 load_partial(const void* from, int64_t count, int type) {
     uint64_t numbers[16] = {0};
-    if (count >= 16) return load_sixteen(from, type);
+    if (count >= 16) return load_numbers(from, type);
     memcpy(numbers, from, count * size_of_type(type));
-    return load_sixteen(numbers, type);
+    return load_numbers(numbers, type);
 }
 
-INLINE void store_some(void* to, f32x16 v, int64_t count, int type) {
+INLINE void store_partial(void* to, f32x16 v, int64_t count, int type) {
     uint64_t numbers[16];
     if (count >= 16) {
-        store_sixteen(to, v, type);
+        store_numbers(to, v, type);
         return;
     }
-    store_sixteen(numbers, v, type);
+    store_numbers(numbers, v, type);
     memcpy(to, numbers, count * size_of_type(type));
 }

@@ -1,49 +1,63 @@
-// What a format makes of 256 weights of a row.
+// The interface between a format's header (formats/NAME.h) and the products: 256 weights of a row of W as integer
+// codes.
 //
-// codes: four vectors of 64 unsigned codes in the order of WEIGHT_OF(vector, slot), the number of a slot's weight;
-// every RUN slots (16 unless said) have weights that follow each other, of one group. Vectors
-// whose sums may be added share an accumulator, ACC_OF(vector) of ACCS; of its lanes, each the sum of four slots, every
-// LANES (2, 4 or 8) in a row are one group of weights: LOW_GROUP(acc) and HIGH_GROUP, or QUAD_GROUP(acc, quad).
-// scale, minimum: of each of GROUPS (8 of 32 weights, 16 of 16) in order, zero behind them:
-// w = scale * (code - ZERO - SHIFT) + minimum. SHIFT makes codes unsigned and is taken away exactly; ZERO is the
-// format's.
+// w = scale * (code - ZERO - SHIFT) + minimum, for codes 0 to 2^CODE_BITS - 1.
 //
-// SCALES_OF_LANES: a lane has one block in all four vectors, whose scale and minimum are scales_of_lanes(&scale,
-// &minimum, blocks); codes_by_lanes, of CODES_OF_LANES, makes codes of which each counts FACTOR_OF_LANE. Then sums of
-// lanes become floats at once (lane_rows.h), so that neither LANES nor the groups of an accumulator are asked for.
+// codes              four vectors of 64 unsigned codes; slot i of vector v holds weight WEIGHT_OF(v, i)
+// scale, minimum     one float for each group, in order, followed by zeros
 //
-// A header has unpack(blocks). Or, where each byte of the codes comes of the same byte of RAW vectors, the steps of it:
-// bytes_of(bytes, blocks) loads those vectors, codes_of(codes, bytes) makes the codes, scales_of(&found, blocks) scale
-// and minimum. Then tiles of rows move RAW vectors a row, not four. SCALES_OF_TILE: it has scales_of_tile(scale,
-// minimum, blocks) as well, scales and minimums of sixteen rows, a row a lane.
+// Macros that a format's header defines (or takes from the header of its layout):
+//
+// WEIGHT_OF(v, i)    the number, 0 to 255, of the weight in slot i of vector v
+// RUN                slots in a row that hold consecutive weights of one group (default 16)
+// GROUPS             groups of 256 weights: 8 (of 32 weights) or 16 (of 16)
+// ACCS, ACC_OF(v)    number of integer accumulators, and the accumulator to which vector v is added
+// LANES              consecutive lanes of an accumulator that belong to one group: 2, 4 or 8 (a lane sums four slots)
+// LOW_GROUP(acc), HIGH_GROUP(acc)   with 8 lanes a group: the groups in the low and the high half of an accumulator
+// QUAD_GROUP(acc, quad)             with 4 lanes a group and 16 groups: the group of four lanes of an accumulator
+// SHIFT              added by the header to make codes unsigned; the products subtract it exactly, in integers
+// ZERO               the format's own zero point
+// MINIMUM            1 if the format has minimums
+//
+// A header defines unpack(blocks), which returns all three. If each byte of the codes depends on the same byte of RAW vectors, it defines
+// three steps instead: load_raw(bytes, blocks) loads these vectors, raw_to_codes(codes, bytes) computes the codes,
+// load_scales(w, blocks) the scales and minimums. Tiles of 16 rows then transpose RAW vectors a row instead of four.
+//
+// Optional macros and their functions:
+//
+// LANE_SCALES        a lane keeps one block in all four vectors; load_lane_scales(&scale, &minimum, blocks) has the scale
+//                    and minimum of each lane. Integer sums of lanes then become floats at once (lane_rows.h), and LANES,
+//                    LOW_GROUP and the like are not needed.
+// LANE_CODES         besides, load_lane_codes(codes, blocks) makes codes that count LANE_FACTOR(lane) each
+// TILE_SCALES        load_tile_scales(scale, minimum, blocks) loads scales and minimums of 16 rows, one row a lane
 #pragma once
 
-#include "numbers.h"
-#include "panel_rows.h"
+#include "block_numbers.h"
+#include "row_panels.h"
 
 typedef struct {
     u8x64 codes[4];
     f32x16 scale, minimum;
 } unpacked;
 
-// Low and high nibbles of two vectors.
-INLINE void nibbles_of(u8x64 codes[4], const u8x64 bytes[2]) {
+// The low and high nibbles of two vectors.
+INLINE void split_nibbles(u8x64 codes[4], const u8x64 bytes[2]) {
     codes[0] = low_nibbles(bytes[0]), codes[1] = high_nibbles(bytes[0]);
     codes[2] = low_nibbles(bytes[1]), codes[3] = high_nibbles(bytes[1]);
 }
 
-// The four pairs of bits of each byte.
-INLINE void two_bits_of(u8x64 codes[4], u8x64 bytes) {
+// The four two-bit fields of each byte.
+INLINE void split_two_bits(u8x64 codes[4], u8x64 bytes) {
     codes[0] = and_all(bytes, 3), codes[1] = and_all(shift_right(bytes, 2), 3);
     codes[2] = and_all(shift_right(bytes, 4), 3), codes[3] = and_all(shift_right(bytes, 6), 3);
 }
 
 #ifdef LEVELS_PLUS_SHIFT
-// What nibbles stand for in a codebook of bytes.
-INLINE void levels_of_nibbles(u8x64 codes[4], const u8x64 bytes[2]) {
+// Looks up nibbles in a codebook of 16 bytes, the macro LEVELS_PLUS_SHIFT.
+INLINE void lookup_nibbles(u8x64 codes[4], const u8x64 bytes[2]) {
     const u8x16 levels = LEVELS_PLUS_SHIFT;
     const u8x64 table = join(levels, levels, levels, levels);
-    nibbles_of(codes, bytes);
+    split_nibbles(codes, bytes);
     codes[0] = lookup(table, codes[0]), codes[1] = lookup(table, codes[1]);
     codes[2] = lookup(table, codes[2]), codes[3] = lookup(table, codes[3]);
 }

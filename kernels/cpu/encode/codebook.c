@@ -1,10 +1,12 @@
-// Blocks of iq4_nl and super-blocks of iq4_xs: byte for byte what `fitted` of qgemm/formats/iq4_nl.py and iq4_xs.py
-// find, which have the words on top.
-#include "fits.h"
+// Fits blocks of iq4_nl and super-blocks of iq4_xs, byte for byte as `fitted` of qgemm/formats/iq4_nl.py and iq4_xs.py
+// does; those modules explain the method.
+//
+// Macros (qgemm/cpu/native/encoders.py): CODEBOOK_FIELDS, the fields of the job; CODEBOOK, the 16 levels.
+#include "group_fits.h"
 
 #define GROUP 32
-#define ZERO 32  // of the integers of groups' scales
-#define STEPS 7  // on either side
+#define ZERO 32  // zero point of the groups' integer scales
+#define STEPS 7  // candidates on either side
 
 static const float VALUES[] = CODEBOOK;
 
@@ -13,70 +15,71 @@ typedef struct {
     CODEBOOK_FIELDS
 } fit;
 
-INLINE floats value_of(ints code) {
-    i32x16 number = {0};  // of which the lanes are as many as there are here
-    memcpy(&number, &code, sizeof code);
-    const f32x16 found = spread(load_floats(VALUES), number);
+INLINE floats lookup_value(ints code) {
+    i32x16 index = {0};  // its first LANES lanes hold the codes
+    memcpy(&index, &code, sizeof code);
+    const f32x16 result = permute(load_floats(VALUES), index);
     floats values;
-    memcpy(&values, &found, sizeof values);
+    memcpy(&values, &result, sizeof values);
     return values;
 }
 
-// The code of the nearest value, the upper of two.
-INLINE ints code_of(floats x) {
+// The code of the nearest level, the upper one of two equally near.
+INLINE ints nearest_code(floats x) {
     ints below = {0};
 #pragma GCC unroll 14
     for (int i = 1; i < 15; ++i) below -= x >= VALUES[i];
-    return below + 1 + (x - value_of(below) < value_of(below + 1) - x);
+    return below + 1 + (x - lookup_value(below) < lookup_value(below + 1) - x);
 }
 
-static floats scale_of(const floats* x, const floats* w) {
-    floats most, best = {0}, scale = {0};
-    const floats largest = choose(largest_of(x, GROUP, &most) == 0, same(0), largest_of(x, GROUP, &most));
+static floats fit_scale(const floats* x, const floats* w) {
+    floats largest_magnitude, best = {0}, scale = {0};
+    const floats largest = blend(signed_largest(x, GROUP, &largest_magnitude) == 0, broadcast(0),
+                                 signed_largest(x, GROUP, &largest_magnitude));
     for (int candidate = 0; candidate <= 2 * STEPS + 1; ++candidate) {
         floats products = {0}, norms = {0};
         const floats inverse =
             candidate == 0 ? 1 / (largest / -VALUES[0]) : (VALUES[0] + (float)(candidate - 1 - STEPS)) / largest;
         for (int i = 0; i < GROUP; ++i) {
-            const floats value = value_of(code_of(inverse * x[i])), weighted = w[i] * value;
+            const floats value = lookup_value(nearest_code(inverse * x[i])), weighted = w[i] * value;
             products += weighted * x[i];
             norms += weighted * value;
         }
-        const ints better = candidate == 0 ? same_int(-1) : (norms > 0) & (products * products > best * norms);
+        const ints better = candidate == 0 ? broadcast_int(-1) : (norms > 0) & (products * products > best * norms);
         if (!any(better)) continue;
-        scale = choose(better, choose(norms > 0, products / norms, same(0)), scale);  // 0 where nothing weighs
-        best = choose(better, scale * products, best);
+        scale = blend(better, blend(norms > 0, products / norms, broadcast(0)), scale);  // 0 if no error has weight
+        best = blend(better, scale * products, best);
     }
-    return choose(most < LEAST, same(0), scale);
+    return blend(largest_magnitude < LEAST, broadcast(0), scale);
 }
 
-static void blocks(const fit* p, int64_t at, int64_t count) {
-    floats x[256], w[256], scale[8], most;
+static void blocks(const fit* p, int64_t block, int64_t count) {
+    floats x[256], w[256], scale[8], largest_magnitude;
     ints codes[256], sc[8];
     const int groups = p->groups, size = GROUP * groups;
-    load_rows(x, (const float*)p->x + at * size, size, count);
+    load_rows(x, (const float*)p->x + block * size, size, count);
     if (p->importance) {
-        load_rows(w, (const float*)p->importance + at * size, size, count);
+        load_rows(w, (const float*)p->importance + block * size, size, count);
         const floats mean = sum_of_squares(x, size) * (2.0f / (float)size);
-        for (int i = 0; i < size; ++i) w[i] *= root(mean + x[i] * x[i]);
+        for (int i = 0; i < size; ++i) w[i] *= square_root(mean + x[i] * x[i]);
     } else {
         for (int i = 0; i < size; ++i) w[i] = x[i] * x[i];
     }
-    for (int g = 0; g < groups; ++g) scale[g] = scale_of(x + GROUP * g, w + GROUP * g);
+    for (int g = 0; g < groups; ++g) scale[g] = fit_scale(x + GROUP * g, w + GROUP * g);
     floats d = scale[0];
     if (groups > 1) {
-        d = nan_of(scale, groups, -largest_of(scale, groups, &most) / (float)ZERO);
+        d = propagate_nan(scale, groups, -signed_largest(scale, groups, &largest_magnitude) / (float)ZERO);
         for (int g = 0; g < groups; ++g) {
-            sc[g] = clipped(nearest(reciprocal(d) * scale[g]), -ZERO, ZERO - 1);
+            sc[g] = clamp(nearest(reciprocal(d) * scale[g]), -ZERO, ZERO - 1);
             scale[g] = d * to_floats(sc[g]);
         }
-        store_byte_rows((uint8_t*)p->sc + at * groups, sc, groups, count);
+        store_byte_rows((uint8_t*)p->sc + block * groups, sc, groups, count);
     }
-    for (int i = 0; i < size; ++i) codes[i] = code_of(reciprocal(scale[i / GROUP]) * x[i]);
-    store_float_rows((float*)p->d + at, &d, 1, count);
-    store_byte_rows((uint8_t*)p->codes + at * size, codes, size, count);
+    for (int i = 0; i < size; ++i) codes[i] = nearest_code(reciprocal(scale[i / GROUP]) * x[i]);
+    store_float_rows((float*)p->d + block, &d, 1, count);
+    store_byte_rows((uint8_t*)p->codes + block * size, codes, size, count);
 }
 
 void qgemm_fit_codebook(const fit* p) {
-    for (int64_t at = 0; at < p->n; at += LANES) blocks(p, at, p->n - at < LANES ? p->n - at : LANES);
+    for (int64_t block = 0; block < p->n; block += LANES) blocks(p, block, p->n - block < LANES ? p->n - block : LANES);
 }

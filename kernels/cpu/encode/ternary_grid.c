@@ -1,44 +1,46 @@
-// Super-blocks of the IQ1 types: byte for byte what `fitted` of qgemm/codec/ternary_grid.py finds, which has the words
-// on top.
+// Fits super-blocks of the IQ1 types, byte for byte as `fitted` of qgemm/codec/ternary_grid.py does; that module
+// explains the method.
+//
+// Macro: TERNARY_FIELDS, the fields of the job (qgemm/cpu/native/encoders.py).
 #include <float.h>
 
 #include "points.h"
 
-#define MOST_POINTS (MOST_SIZE / MOST_DIMS)
+#define MAX_POINTS (MAX_SIZE / MAX_DIMS)
 #define DELTA 0.125f
-#define MOST_SCALE 7
+#define MAX_SCALE 7
 
-// x, importance [n, 256]; d [n], sc [n, groups], points and minus (whether delta is -1/8) [n, 32].
+// x, importance [n, 256]; d [n], sc [n, groups], points and minus (1 where delta is -1/8) [n, 32].
 typedef struct {
     TERNARY_FIELDS
 } ternary;
 
-// The best split of a group: how many of its values in ascending order have code 0, and how many code 0 or 1; bit p of
-// choice is the sign of delta in part parts - 1 - p; -1: no split weighs anything.
+// The best split of a group's sorted values: the first `low` have code 0, those up to `high` code 1, the others code 2.
+// Bit p of choice is the sign of delta in part parts - 1 - p; choice is -1 while no split has any weight.
 typedef struct {
     floats scale, score;
     ints low, high, choice;
 } split;
 
 typedef struct {
-    floats x[MOST_SIZE], w[MOST_SIZE];
-    ints rank[MOST_SIZE];  // of x, ascending; equal ones in their order
-    ints points[MOST_POINTS], minus[MOST_POINTS], empty;
+    floats x[MAX_SIZE], w[MAX_SIZE];
+    ints rank[MAX_SIZE];  // rank of each x in ascending order; ties keep their order
+    ints points[MAX_POINTS], minus[MAX_POINTS], empty;
     floats scale;
 } group;
 
-typedef floats running[MOST_SIZE + 1];  // sums up to each value in ascending order
+typedef floats running[MAX_SIZE + 1];  // prefix sums of values in ascending order
 
 INLINE float level(int code, int minus) { return (float)(code - 1) + (minus ? -DELTA : DELTA); }
 
 INLINE void take(split* best, floats products, floats norms, int low, int high, int choice) {
     const ints better = (norms > 0) & (products * products > best->score * norms);
     if (!any(better)) return;
-    best->scale = choose(better, products / norms, best->scale);
-    best->score = choose(better, best->scale * products, best->score);
-    best->low = choose_int(better, same_int(low), best->low);
-    best->high = choose_int(better, same_int(high), best->high);
-    best->choice = choose_int(better, same_int(choice), best->choice);
+    best->scale = blend(better, products / norms, best->scale);
+    best->score = blend(better, best->scale * products, best->score);
+    best->low = blend_int(better, broadcast_int(low), best->low);
+    best->high = blend_int(better, broadcast_int(high), best->high);
+    best->choice = blend_int(better, broadcast_int(choice), best->choice);
 }
 
 static void rank(group* t, int size) {
@@ -50,9 +52,10 @@ static void rank(group* t, int size) {
     }
 }
 
-// Running sums of values [size] in ascending order, of the first half of the group, the second (1), or all (-1).
+// Prefix sums of values [size] in ascending order of x: of the first half of the group (0), the second (1), or all
+// (-1).
 static void run(const group* t, const floats* values, int size, int half, floats* sums) {
-    floats sorted[MOST_SIZE] = {{0}};
+    floats sorted[MAX_SIZE] = {{0}};
     for (int i = 0; i < size; ++i) {
         if (half >= 0 && half != i / (size / 2)) continue;
         EACH_LANE((float*)sorted)[t->rank[i][lane] * LANES + lane] = values[i][lane];
@@ -77,8 +80,8 @@ static void split_once(const group* t, const floats* wx, int size, split* best) 
         }
 }
 
-// A delta for either half: its sign in bit 1 of choice for the first, bit 0 for the second. Sums over a split follow
-// from running sums of each half by the differences of the levels.
+// Splits with a delta for each half of the group: bit 1 of choice is the sign of the first, bit 0 of the second. Sums
+// over a split follow from prefix sums of each half, by the differences between levels.
 static void split_halves(const group* t, const floats* wx, int size, split* best) {
     running sum_x[2], sum_w[2];
     for (int half = 0; half < 2; ++half) {
@@ -101,62 +104,63 @@ static void split_halves(const group* t, const floats* wx, int size, split* best
             }
 #pragma GCC unroll 4
             for (int choice = 0; choice < 4; ++choice) {
-                const int one = choice >> 1, other = choice & 1;
-                take(best, products[0][one] + products[1][other], norms[0][one] + norms[1][other], low, high, choice);
+                const int first = choice >> 1, second = choice & 1;
+                take(best, products[0][first] + products[1][second], norms[0][first] + norms[1][second], low, high,
+                     choice);
             }
         }
 }
 
 static void fit(group* t, const grid* g, int size, int parts, float least, ints real) {
-    floats wx[MOST_SIZE], most = {0};
+    floats wx[MAX_SIZE], greatest = {0};
     for (int i = 0; i < size; ++i) {
         wx[i] = t->w[i] * t->x[i];
-        most = larger(most, magnitude(t->x[i]));
+        greatest = larger(greatest, magnitude(t->x[i]));
     }
     rank(t, size);
-    split best = {.scale = most, .score = same(-FLT_MAX), .choice = same_int(-1)};
+    split best = {.scale = greatest, .score = broadcast(-FLT_MAX), .choice = broadcast_int(-1)};
     (parts == 1 ? split_once : split_halves)(t, wx, size, &best);
-    t->empty = (most < least) | (best.choice < 0);
+    t->empty = (greatest < least) | (best.choice < 0);
     const ints negative = best.scale < 0;
-    best.choice = choose_int(negative, (1 << parts) - 1 - best.choice, best.choice);
+    best.choice = blend_int(negative, (1 << parts) - 1 - best.choice, best.choice);
     t->scale = magnitude(best.scale);
     floats products = {0}, norms = {0};
-    ints off = {0};
-    for (int point = 0; point < size / MOST_DIMS; ++point) {
-        const int part = point * MOST_DIMS * parts / size, start = point * MOST_DIMS;
+    ints inexact = {0};
+    for (int point = 0; point < size / MAX_DIMS; ++point) {
+        const int part = point * MAX_DIMS * parts / size, start = point * MAX_DIMS;
         const ints minus = -(best.choice >> (parts - 1 - part) & 1);
-        const floats offset = choose(minus, same(-1 - DELTA), same(-1 + DELTA));
-        ints codes[MOST_DIMS], exact;
-        for (int i = 0; i < MOST_DIMS; ++i) {
+        const floats offset = blend(minus, broadcast(-1 - DELTA), broadcast(-1 + DELTA));
+        ints codes[MAX_DIMS], exact;
+        for (int i = 0; i < MAX_DIMS; ++i) {
             const ints code = -(t->rank[start + i] >= best.low) - (t->rank[start + i] >= best.high);
-            codes[i] = choose_int(negative, 2 - code, code);
+            codes[i] = blend_int(negative, 2 - code, code);
         }
-        const ints wanted = real & ~t->empty, number = number_of(g, codes);
-        const ints found = closest(g, number, t->x + start, t->w + start, t->scale, offset, wanted, &exact);
-        const ints word = levels_of(g, found);
-        off |= wanted & ~exact;
-        for (int i = 0; i < MOST_DIMS; ++i) {
-            const floats of = level_of(word, i, offset), weighted = t->w[start + i] * of;
+        const ints active = real & ~t->empty, number = grid_number(g, codes);
+        const ints grid_point = find_points(g, number, t->x + start, t->w + start, t->scale, offset, active, &exact);
+        const ints word = gather_levels(g, grid_point);
+        inexact |= active & ~exact;
+        for (int i = 0; i < MAX_DIMS; ++i) {
+            const floats level = extract_level(word, i, offset), weighted = t->w[start + i] * level;
             products += weighted * t->x[start + i];
-            norms += weighted * of;
+            norms += weighted * level;
         }
-        t->points[point] = found & ~t->empty;
+        t->points[point] = grid_point & ~t->empty;
         t->minus[point] = minus & ~t->empty;
     }
-    const ints again = off & (products > 0) & (norms > 0);
-    t->scale = choose(t->empty, same(0), choose(again, products / norms, t->scale));
+    const ints refit = inexact & (products > 0) & (norms > 0);
+    t->scale = blend(t->empty, broadcast(0), blend(refit, products / norms, t->scale));
 }
 
-static void super_blocks(const ternary* p, const grid* g, int64_t at, int64_t count) {
+static void super_blocks(const ternary* p, const grid* g, int64_t block, int64_t count) {
     floats x[WEIGHTS], w[WEIGHTS], greatest = {0};
-    group t[MOST_GROUPS];
-    ints sc[MOST_GROUPS], points[WEIGHTS / MOST_DIMS], minus[WEIGHTS / MOST_DIMS], some = {0}, real = {0};
-    const int groups = p->groups, size = WEIGHTS / groups, of_group = size / MOST_DIMS;
-    load_rows(x, (const float*)p->x + at * WEIGHTS, WEIGHTS, count);
+    group t[MAX_GROUPS];
+    ints sc[MAX_GROUPS], points[WEIGHTS / MAX_DIMS], minus[WEIGHTS / MAX_DIMS], any_scale = {0}, real = {0};
+    const int groups = p->groups, size = WEIGHTS / groups, group_points = size / MAX_DIMS;
+    load_rows(x, (const float*)p->x + block * WEIGHTS, WEIGHTS, count);
     if (p->importance) {
-        load_rows(w, (const float*)p->importance + at * WEIGHTS, WEIGHTS, count);
+        load_rows(w, (const float*)p->importance + block * WEIGHTS, WEIGHTS, count);
         const floats mean = 2 * sum_of_squares(x, WEIGHTS) / (float)WEIGHTS;
-        for (int i = 0; i < WEIGHTS; ++i) w[i] *= root(mean + x[i] * x[i]);
+        for (int i = 0; i < WEIGHTS; ++i) w[i] *= square_root(mean + x[i] * x[i]);
     } else {
         for (int i = 0; i < WEIGHTS; ++i) w[i] = x[i] * x[i];
     }
@@ -169,31 +173,33 @@ static void super_blocks(const ternary* p, const grid* g, int64_t at, int64_t co
     }
     floats d = greatest / 15, products = {0}, norms = {0};
     for (int number = 0; number < groups; ++number) {
-        const ints found = clipped(nearest(0.5f * (1 / d * t[number].scale - 1)), 0, MOST_SCALE);
-        sc[number] = choose_int(greatest == 0, same_int(0), found);
-        some |= sc[number] != 0;
-        memcpy(points + number * of_group, t[number].points, of_group * sizeof *points);
-        for (int point = 0; point < of_group; ++point) minus[number * of_group + point] = -t[number].minus[point];
+        const ints integer = clamp(nearest(0.5f * (1 / d * t[number].scale - 1)), 0, MAX_SCALE);
+        sc[number] = blend_int(greatest == 0, broadcast_int(0), integer);
+        any_scale |= sc[number] != 0;
+        memcpy(points + number * group_points, t[number].points, group_points * sizeof *points);
+        for (int point = 0; point < group_points; ++point)
+            minus[number * group_points + point] = -t[number].minus[point];
     }
     for (int number = 0; p->refit && number < groups; ++number) {
         const floats scale = to_floats(2 * sc[number] + 1);
         for (int i = 0; i < size; ++i) {
-            const int point = i / MOST_DIMS;
-            const floats offset = choose(t[number].minus[point], same(-1 - DELTA), same(-1 + DELTA));
-            const ints word = levels_of(g, t[number].points[point]);
-            const floats of = level_of(word, i % MOST_DIMS, offset) * scale;
-            products += t[number].w[i] * of * t[number].x[i];
-            norms += t[number].w[i] * of * of;
+            const int point = i / MAX_DIMS;
+            const floats offset = blend(t[number].minus[point], broadcast(-1 - DELTA), broadcast(-1 + DELTA));
+            const ints word = gather_levels(g, t[number].points[point]);
+            const floats level = extract_level(word, i % MAX_DIMS, offset) * scale;
+            products += t[number].w[i] * level * t[number].x[i];
+            norms += t[number].w[i] * level * level;
         }
     }
-    if (p->refit) d = choose(some | (greatest > 0), choose(norms > 0, products / norms, d), same(0));
-    store_float_rows((float*)p->d + at, &d, 1, count);
-    store_byte_rows((uint8_t*)p->sc + at * groups, sc, groups, count);
-    store_points((int64_t*)p->points + at * WEIGHTS / MOST_DIMS, points, WEIGHTS / MOST_DIMS, count);
-    store_byte_rows((uint8_t*)p->minus + at * WEIGHTS / MOST_DIMS, minus, WEIGHTS / MOST_DIMS, count);
+    if (p->refit) d = blend(any_scale | (greatest > 0), blend(norms > 0, products / norms, d), broadcast(0));
+    store_float_rows((float*)p->d + block, &d, 1, count);
+    store_byte_rows((uint8_t*)p->sc + block * groups, sc, groups, count);
+    store_points((int64_t*)p->points + block * WEIGHTS / MAX_DIMS, points, WEIGHTS / MAX_DIMS, count);
+    store_byte_rows((uint8_t*)p->minus + block * WEIGHTS / MAX_DIMS, minus, WEIGHTS / MAX_DIMS, count);
 }
 
 void qgemm_fit_ternary(const ternary* p) {
-    const grid g = {p->point_of, p->starts, p->counts, p->neighbours, p->near, p->levels, MOST_DIMS, (int)p->base};
-    for (int64_t at = 0; at < p->n; at += LANES) super_blocks(p, &g, at, p->n - at < LANES ? p->n - at : LANES);
+    const grid g = {p->point_of, p->starts, p->counts, p->neighbours, p->near, p->levels, MAX_DIMS, (int)p->base};
+    for (int64_t block = 0; block < p->n; block += LANES)
+        super_blocks(p, &g, block, p->n - block < LANES ? p->n - block : LANES);
 }

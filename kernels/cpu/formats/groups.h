@@ -1,17 +1,19 @@
-// Groups of BLOCK_WEIGHTS weights of GROUP_BITS bits, w = d * (q - z): the family of qgemm/formats/groups.py.
+// Groups of BLOCK_WEIGHTS weights with GROUP_BITS bits: w = d * (q - z). All formats of qgemm/formats/groups.py.
 //
-// GROUP_ZERO: 0 in the middle of the codes (of one bit w = d * (2 q - 1)), 1 a byte of each group, 2 a half of each.
-// GROUP_BF16: d is the upper half of a float, else a half. A zero of a group is a minimum here, -d * z. The
-// scale of a group is that of each 32 weights. Fields lie by quarters: of two bits byte j has the codes of weights j,
-// QUARTER + j and so on, of four those of j and 2 QUARTER + j; of one bit i is that of weight i.
+// GROUP_ZERO   0: z is the middle of the codes (one bit: w = d * (2 q - 1)); 1: a byte of each group; 2: a half of each
+// GROUP_BF16   whether d is a bfloat16 number instead of a half
+//
+// A zero of a group becomes a minimum, -d * z. Each 32 weights get the scale of their group. Fields are stored by
+// quarters: byte j of a two-bit field holds weights j, QUARTER + j, 2 QUARTER + j and 3 QUARTER + j, byte j of a
+// four-bit field weights j and 2 QUARTER + j; bit i of a one-bit field belongs to weight i.
 #if GROUP_BITS == 8
 #define CODE_BITS 8
 #endif
 #if GROUP_BITS == 1
-#define CODE_OF_BIT (GROUP_ZERO ? 1 : 2)
+#define BIT_CODE (GROUP_ZERO ? 1 : 2)
 #include "../one_bit.h"
 #else
-#include "../blocks_by_quarters.h"
+#include "../quarter_blocks.h"
 #endif
 
 #if GROUP_ZERO
@@ -22,46 +24,47 @@
 #define ZERO (1 << (GROUP_BITS - 1))
 #endif
 
-// Integer sums of groups take the zero from three digits in one vector, those of lanes in eight: where codes are soon
-// unpacked that is more than they save (a16 of u4_g128 37 us for 41, u8_g128 35 for 45, but u3_g128 46 for 41).
+// With three digits, sums of groups (rows.h) subtract the zero in one vector, sums of lanes (lane_rows.h) in eight.
+// Where unpacking is cheap, that outweighs the cheaper sums: rows.h instead of lane_rows.h changes a16 of u4_g128 from
+// 41 to 37 us and u8_g128 from 45 to 35 us, but u3_g128 from 41 to 46 us.
 #if QUARTER >= 32 && (GROUP_BITS == 4 || GROUP_BITS == 8)
 #define LANES 8
 #define LOW_GROUP(acc) (QUARTER == 32 ? (acc) : 2 * (acc))
 #define HIGH_GROUP(acc) (QUARTER == 32 ? 4 + (acc) : 2 * (acc) + 1)
 #endif
 
-#define CODES_AT (2 + GROUP_ZERO)  // of a block: behind d and z
+#define CODES_OFFSET (2 + GROUP_ZERO)  // after d and z
 #define BYTES(bits) ((bits) * BLOCK_WEIGHTS / 8)
 
 #if GROUP_BITS == 1
-INLINE void codes_by_lanes(u8x64 codes[4], const uint8_t* blocks) {
-    codes_of_lanes(codes, bits_twice(blocks, CODES_AT));
+INLINE void load_lane_codes(u8x64 codes[4], const uint8_t* blocks) {
+    bits_to_lane_codes(codes, bits_twice(blocks, CODES_OFFSET));
 }
-INLINE void codes_of_blocks(u8x64 codes[4], const uint8_t* blocks) {
-    codes_of_bits(codes, bits_twice(blocks, CODES_AT));
+INLINE void load_block_codes(u8x64 codes[4], const uint8_t* blocks) {
+    bits_to_codes(codes, bits_twice(blocks, CODES_OFFSET));
 }
 #else
 INLINE void four_bits(u8x64 codes[4], const uint8_t* blocks) {
-    const u8x64 even = quarters(blocks, CODES_AT), odd = quarters(blocks, CODES_AT + QUARTER);
+    const u8x64 even = quarters(blocks, CODES_OFFSET), odd = quarters(blocks, CODES_OFFSET + QUARTER);
     codes[0] = low_nibbles(even), codes[1] = low_nibbles(odd);
     codes[2] = high_nibbles(even), codes[3] = high_nibbles(odd);
 }
 
-INLINE void codes_of_blocks(u8x64 codes[4], const uint8_t* blocks) {
-    const int second = CODES_AT + BYTES(GROUP_BITS == 3 ? 2 : 4);  // of the fields; a third follows
+INLINE void load_block_codes(u8x64 codes[4], const uint8_t* blocks) {
+    const int second = CODES_OFFSET + BYTES(GROUP_BITS == 3 ? 2 : 4);  // offset of the second field; a third follows
     (void)second;
 #if GROUP_BITS <= 3
-    two_bits_of(codes, quarters(blocks, CODES_AT));
+    split_two_bits(codes, quarters(blocks, CODES_OFFSET));
     if (GROUP_BITS == 3) add_bits(codes, blocks, second, 2);
 #elif GROUP_BITS == 8
-    for (int v = 0; v < 4; ++v) codes[v] = quarters(blocks, CODES_AT + QUARTER * v);
+    for (int v = 0; v < 4; ++v) codes[v] = quarters(blocks, CODES_OFFSET + QUARTER * v);
 #else
     four_bits(codes, blocks);
     if (GROUP_BITS == 5) add_bits(codes, blocks, second, 4);
 #if GROUP_BITS > 5
     u8x64 above[4];
-    two_bits_of(above, quarters(blocks, second));
-    for (int v = 0; v < 4; ++v) codes[v] = or_both(codes[v], shift_left(above[v], 4));
+    split_two_bits(above, quarters(blocks, second));
+    for (int v = 0; v < 4; ++v) codes[v] = or_bytes(codes[v], shift_left(above[v], 4));
     if (GROUP_BITS == 7) add_bits(codes, blocks, second + BYTES(2), 6);
 #endif
 #endif
@@ -69,11 +72,11 @@ INLINE void codes_of_blocks(u8x64 codes[4], const uint8_t* blocks) {
 #endif
 
 // d and -d * z of each block.
-INLINE void numbers_of_blocks(f32x8* scale, f32x8* minimum, const uint8_t* blocks) {
-    *scale = GROUP_BF16 ? upper_halves_at(blocks, 0) : halves_at(blocks, 0);
+INLINE void load_block_numbers(f32x8* scale, f32x8* minimum, const uint8_t* blocks) {
+    *scale = GROUP_BF16 ? gather_block_bfloats(blocks, 0) : gather_block_halves(blocks, 0);
     *minimum = *scale;
 #if GROUP_ZERO == 2
-    *minimum = -*scale * halves_at(blocks, 2);
+    *minimum = -*scale * gather_block_halves(blocks, 2);
 #elif GROUP_ZERO == 1
     uint64_t zeros = 0;
     for (int i = 0; i < BLOCKS; ++i) zeros |= (uint64_t)blocks[2 + i * BLOCK_BYTES] << 8 * i;
@@ -81,18 +84,18 @@ INLINE void numbers_of_blocks(f32x8* scale, f32x8* minimum, const uint8_t* block
 #endif
 }
 
-INLINE void scales_of_lanes(f32x16* scale, f32x16* minimum, const uint8_t* blocks) {
+INLINE void load_lane_scales(f32x16* scale, f32x16* minimum, const uint8_t* blocks) {
     f32x8 d, m;
-    numbers_of_blocks(&d, &m, blocks);
-    *scale = of_lanes(d), *minimum = of_lanes(m);
+    load_block_numbers(&d, &m, blocks);
+    *scale = broadcast_to_lanes(d), *minimum = broadcast_to_lanes(m);
 }
 
 INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked found;
+    unpacked w;
     f32x8 d, m;
-    codes_of_blocks(found.codes, blocks);
-    numbers_of_blocks(&d, &m, blocks);
-    found.scale = of_groups_of_32(d);
-    if (GROUP_ZERO) found.minimum = of_groups_of_32(m);
-    return found;
+    load_block_codes(w.codes, blocks);
+    load_block_numbers(&d, &m, blocks);
+    w.scale = broadcast_to_groups(d);
+    if (GROUP_ZERO) w.minimum = broadcast_to_groups(m);
+    return w;
 }

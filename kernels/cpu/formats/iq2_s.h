@@ -4,13 +4,13 @@
 #include "../grid.h"
 
 INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
+    unpacked w;
     grid_points points;
     uint64_t signs[4];
-    for (int i = 0; i < 32; ++i) points.of[i] = GRID[block[2 + i] | (block[66 + i / 4] >> 2 * (i % 4) & 3) << 8];
+    for (int i = 0; i < 32; ++i) points.point[i] = GRID[block[2 + i] | (block[66 + i / 4] >> 2 * (i % 4) & 3) << 8];
     memcpy(signs, block + 34, sizeof signs);
-    codes_of_points(found.codes, &points, signs);
-    found.scale = sixteen_odd_scales(half_to_float(half_at(block)) * 0.125f, bytes_of_nibbles(word_at(block + 74)),
-                                     bytes_of_nibbles(word_at(block + 78)));
-    return found;
+    points_to_codes(w.codes, &points, signs);
+    w.scale = odd_scales_16(half_to_float(load_half(block)) * 0.125f, spread_nibbles(load_word(block + 74)),
+                            spread_nibbles(load_word(block + 78)));
+    return w;
 }

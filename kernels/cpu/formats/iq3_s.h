@@ -4,12 +4,12 @@
 #include "../grid.h"
 
 INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
+    unpacked w;
     grid_points points;
     uint64_t signs[4];
-    for (int i = 0; i < 64; ++i) points.of[i] = GRID[block[2 + i] | (block[66 + i / 8] >> i % 8 & 1) << 8];
+    for (int i = 0; i < 64; ++i) points.point[i] = GRID[block[2 + i] | (block[66 + i / 8] >> i % 8 & 1) << 8];
     memcpy(signs, block + 74, sizeof signs);
-    codes_of_points(found.codes, &points, signs);
-    found.scale = with_zeros(odd_scales(half_to_float(half_at(block)), bytes_of_nibbles(word_at(block + 106))));
-    return found;
+    points_to_codes(w.codes, &points, signs);
+    w.scale = zero_extend(odd_scales(half_to_float(load_half(block)), spread_nibbles(load_word(block + 106))));
+    return w;
 }

@@ -4,13 +4,13 @@
 #include "../grid.h"
 
 INLINE unpacked unpack(const uint8_t* block) {
-    unpacked found;
+    unpacked w;
     grid_points points;
     uint64_t signs[4], sc = 0;
-    for (int i = 0; i < 64; ++i) points.of[i] = GRID[block[2 + i]];
+    for (int i = 0; i < 64; ++i) points.point[i] = GRID[block[2 + i]];
     for (int i = 0; i < 8; ++i) sc |= (uint64_t)(block[66 + 4 * i + 3] >> 4) << 8 * i;
-    for (int v = 0; v < 4; ++v) signs[v] = signs_of_words(word_at(block + 66 + 8 * v), word_at(block + 70 + 8 * v));
-    codes_of_points(found.codes, &points, signs);
-    found.scale = with_zeros(odd_scales(half_to_float(half_at(block)) * 0.25f, sc));
-    return found;
+    for (int v = 0; v < 4; ++v) signs[v] = unpack_signs(load_word(block + 66 + 8 * v), load_word(block + 70 + 8 * v));
+    points_to_codes(w.codes, &points, signs);
+    w.scale = zero_extend(odd_scales(half_to_float(load_half(block)) * 0.25f, sc));
+    return w;
 }

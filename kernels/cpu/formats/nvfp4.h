@@ -1,11 +1,12 @@
-// nvfp4: w = d / 2 * codebook[q], groups of 16. Twin of qgemm/formats/nvfp4.py. Levels are looked up as bytes, 128
-// above.
+// nvfp4: w = d / 2 * codebook[q], groups of 16. Twin of qgemm/formats/nvfp4.py. Codes are the levels of the codebook +
+// 128.
 #define CODE_BITS 8
 #include "../unpacked.h"
 
 #define SHIFT 128
 
-// Byte 8 g + j of a block has weights 16 g + j low and 16 g + 8 + j high: two lanes of both are a group.
+// Byte 8 g + j of a block holds weight 16 g + j in the low nibble and 16 g + 8 + j in the high one: two lanes of an
+// accumulator are a group.
 #define ACCS 2
 #define ACC_OF(vector) ((vector) / 2)
 #define LANES 2
@@ -13,24 +14,25 @@
 #define GROUPS 16
 #define WEIGHT_OF(v, i) (128 * ((v) / 2) + 16 * ((i) / 8) + (i) % 8 + 8 * ((v) % 2))
 
-// Eight scales, halves of floats of four bits of exponent and three of mantissa: below code 8 multiples of 2^-10.
-INLINE f32x8 halves_of_ue4m3(uint64_t bytes) {
-    const i32x8 all = bytes_to_ints(bytes), code = all & 127, small = code < 8, known = all != 127;
+// Half of each of eight UE4M3 scales (four bits of exponent, three of mantissa). Codes below 8 are multiples of 2^-10;
+// code 127, NaN, gives 0.
+INLINE f32x8 decode_half_ue4m3(uint64_t bytes) {
+    const i32x8 all = bytes_to_ints(bytes), code = all & 127, small = code < 8, not_nan = all != 127;
     const f32x8 steps = __builtin_convertvector(code & 7, f32x8) * 0x1p-10f;
-    return (f32x8)(((small & (i32x8)steps) | (~small & ((code << 20) + (119 << 23)))) & known);
+    return (f32x8)(((small & (i32x8)steps) | (~small & ((code << 20) + (119 << 23)))) & not_nan);
 }
 
 #define RAW 2
-INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* blocks) {
+INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* blocks) {
     const uint8_t *first = blocks + 4, *second = first + BLOCK_BYTES, *third = second + BLOCK_BYTES;
     const uint8_t* fourth = third + BLOCK_BYTES;
     bytes[0] = join_halves(first, second), bytes[1] = join_halves(third, fourth);
 }
-INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { levels_of_nibbles(codes, bytes); }
-INLINE void scales_of(unpacked* found, const uint8_t* blocks) {
+INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) { lookup_nibbles(codes, bytes); }
+INLINE void load_scales(unpacked* w, const uint8_t* blocks) {
     uint32_t scales[4];
     for (int i = 0; i < 4; ++i) memcpy(&scales[i], blocks + i * BLOCK_BYTES, 4);
     uint64_t both[2];
     memcpy(both, scales, sizeof both);
-    found->scale = join_floats(halves_of_ue4m3(both[0]), halves_of_ue4m3(both[1]));
+    w->scale = join_floats(decode_half_ue4m3(both[0]), decode_half_ue4m3(both[1]));
 }

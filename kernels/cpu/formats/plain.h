@@ -1,13 +1,15 @@
-// f32, f16, bf16: numbers as they are. Twin of qgemm/formats/plain.py.
+// f32, f16, bf16: numbers without codes. Twin of qgemm/formats/plain.py.
 #include "../unpacked.h"
 
 #define PLAIN
-INLINE f32x16 sixteen_f32(const uint8_t* at) { return load_floats(at); }
+INLINE f32x16 load_f32(const uint8_t* address) { return load_floats(address); }
 
-INLINE f32x16 sixteen_f16(const uint8_t* at) { return sixteen_halves(at); }
+INLINE f32x16 load_f16(const uint8_t* address) { return load_halves(address); }
 
-INLINE f32x16 sixteen_bf16(const uint8_t* at) { return upper_halves(at); }
+INLINE f32x16 load_bf16(const uint8_t* address) { return load_bfloats(address); }
 
-#define SIXTEEN_(name) sixteen_##name
-#define SIXTEEN(name) SIXTEEN_(name)
-INLINE f32x16 sixteen(const uint8_t* blocks, int i) { return SIXTEEN(FORMAT_NAME)(blocks + 16 * BLOCK_BYTES * i); }
+#define LOAD_SIXTEEN_(name) load_##name
+#define LOAD_SIXTEEN(name) LOAD_SIXTEEN_(name)
+INLINE f32x16 sixteen_weights(const uint8_t* blocks, int i) {
+    return LOAD_SIXTEEN(FORMAT_NAME)(blocks + 16 * BLOCK_BYTES * i);
+}

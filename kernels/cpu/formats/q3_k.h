@@ -6,27 +6,28 @@
 #define GROUPS 16
 #define QUAD_GROUP(acc, quad) (8 * ((quad) / 2) + 2 * (acc) + (quad) % 2)
 
-// Bit v of a byte of the last vector is the high bit of vector v: its upper half is four bits further.
+// Bit v of a byte of the last vector is the high bit of vector v; in its upper half the bits are stored four places
+// higher.
 #define RAW 2
-INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* block) {
-    bytes[0] = load64(block + 32), bytes[1] = halves_apart(block, 4);
+INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* block) {
+    bytes[0] = load64(block + 32), bytes[1] = repeat_shifted(block, 4);
 }
-INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) {
-    two_bits_of(codes, bytes[0]);
-    codes[0] = or_both(codes[0], and_all(shift_left(bytes[1], 2), 4));
-    codes[1] = or_both(codes[1], and_all(shift_left(bytes[1], 1), 4));
-    codes[2] = or_both(codes[2], and_all(bytes[1], 4));
-    codes[3] = or_both(codes[3], and_all(shift_right(bytes[1], 1), 4));
+INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) {
+    split_two_bits(codes, bytes[0]);
+    codes[0] = or_bytes(codes[0], and_all(shift_left(bytes[1], 2), 4));
+    codes[1] = or_bytes(codes[1], and_all(shift_left(bytes[1], 1), 4));
+    codes[2] = or_bytes(codes[2], and_all(bytes[1], 4));
+    codes[3] = or_bytes(codes[3], and_all(shift_right(bytes[1], 1), 4));
 }
-INLINE void scales_of(unpacked* found, const uint8_t* block) {
+INLINE void load_scales(unpacked* w, const uint8_t* block) {
     uint64_t nibbles;
-    const uint32_t rest = word_at(block + 104);
+    const uint32_t rest = load_word(block + 104);
     memcpy(&nibbles, block + 96, sizeof nibbles);
-    const uint64_t low = 0x0f0f0f0f0f0f0f0f, two = 0x3030303030303030;  // of 32 more than sc
+    const uint64_t low = 0x0f0f0f0f0f0f0f0f, two = 0x3030303030303030;  // low and high bits of sc + 32
     const uint64_t sc = (nibbles & low) | (((uint64_t)(rest >> 2) << 32 | (rest & 0x03030303)) << 4 & two);
     const uint64_t sc8 = (nibbles >> 4 & low) | (((uint64_t)(rest >> 6) << 32 | (rest >> 4 & 0x03030303)) << 4 & two);
     uint8_t scales[16];
     memcpy(scales, &sc, sizeof sc), memcpy(scales + 8, &sc8, sizeof sc8);
-    found->scale =
-        mul_all(add_floats(to_float(sixteen_ints(scales)), all_floats(-32)), half_to_float(half_at(block + 108)));
+    w->scale = mul_all(add_floats(to_float(load_bytes_as_ints(scales)), all_floats(-32)),
+                       half_to_float(load_half(block + 108)));
 }

@@ -3,8 +3,8 @@
 
 #define MINIMUM 1
 #define RAW 2
-INLINE void bytes_of(u8x64 bytes[RAW], const uint8_t* blocks) { raw_nibbles(bytes, blocks, 4); }
-INLINE void codes_of(u8x64 codes[4], const u8x64 bytes[RAW]) { nibbles_of(codes, bytes); }
-INLINE void scales_of(unpacked* found, const uint8_t* blocks) {
-    found->scale = scales_of_blocks(blocks, 0), found->minimum = scales_of_blocks(blocks, 2);
+INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* blocks) { raw_nibbles(bytes, blocks, 4); }
+INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) { split_nibbles(codes, bytes); }
+INLINE void load_scales(unpacked* w, const uint8_t* blocks) {
+    w->scale = load_block_scales(blocks, 0), w->minimum = load_block_scales(blocks, 2);
 }

@@ -3,9 +3,9 @@
 
 #define ZERO 16
 INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked found;
-    nibbles_of_blocks(found.codes, blocks, 6);
-    fifths_of_blocks(found.codes, blocks, 2);
-    found.scale = scales_of_blocks(blocks, 0);
-    return found;
+    unpacked w;
+    load_nibble_codes(w.codes, blocks, 6);
+    add_fifth_bits(w.codes, blocks, 2);
+    w.scale = load_block_scales(blocks, 0);
+    return w;
 }

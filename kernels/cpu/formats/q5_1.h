@@ -3,10 +3,10 @@
 
 #define MINIMUM 1
 INLINE unpacked unpack(const uint8_t* blocks) {
-    unpacked found;
-    nibbles_of_blocks(found.codes, blocks, 8);
-    fifths_of_blocks(found.codes, blocks, 4);
-    found.scale = scales_of_blocks(blocks, 0);
-    found.minimum = scales_of_blocks(blocks, 2);
-    return found;
+    unpacked w;
+    load_nibble_codes(w.codes, blocks, 8);
+    add_fifth_bits(w.codes, blocks, 4);
+    w.scale = load_block_scales(blocks, 0);
+    w.minimum = load_block_scales(blocks, 2);
+    return w;
 }

@@ -1,4 +1,4 @@
 // q8_0: w = d * q, q in -128..127. Twin of qgemm/formats/q8_0.py.
-#include "../eight_bits.h"
+#include "../signed_bytes.h"
 
-INLINE unpacked unpack(const uint8_t* blocks) { return bytes_of_blocks(blocks, 2); }
+INLINE unpacked unpack(const uint8_t* blocks) { return unpack_signed_bytes(blocks, 2); }

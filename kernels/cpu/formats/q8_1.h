@@ -1,4 +1,5 @@
-// q8_1: w = d * q, q in -127..127, beside a sum that products of weights do not need. Twin of qgemm/formats/q8_1.py.
-#include "../eight_bits.h"
+// q8_1: w = d * q, q in -127..127. Twin of qgemm/formats/q8_1.py. Products do not need the sum that a block also
+// stores.
+#include "../signed_bytes.h"
 
-INLINE unpacked unpack(const uint8_t* blocks) { return bytes_of_blocks(blocks, 4); }
+INLINE unpacked unpack(const uint8_t* blocks) { return unpack_signed_bytes(blocks, 4); }

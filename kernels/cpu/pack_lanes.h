@@ -1,16 +1,19 @@
-// 256 numbers of x for lane_rows.h, in the order of the vectors of codes: included for each DIGITS of x.
+// Packs 256 numbers of x for lane_rows.h, in the order of the slots. Included once for each value of DIGITS.
 //
-// d: the scale of each lane's numbers, accumulator by accumulator, times what a code of the lane counts. s: what a
-// lane's sum begins with, of a8 what takes ZERO and SHIFT away; with a minimum the sums of x instead. Each group's is
-// in one lane of its block. zero: what takes them from the integer sums of the first digit, and of the two others
-// together, where a lane has one accumulator; of several that would be more than a first-level cache holds beside x,
-// and s has them.
+// d      the scale of x for each accumulator and lane, times LANE_FACTOR
+// s      the initial value of a lane's sum: with one digit it subtracts ZERO and SHIFT; where the format has minimums,
+//        the sum of x instead. One lane of a block has the value of each group.
+// q      the int8 digits
+// zero   -INTEGER_ZERO times the integer sums: [0] of the first digit, [1] of 2^8 q1 + q2 (LANE_ZERO)
+//
+// Three digits use `zero` only with a single accumulator. With more, x and zero together would exceed the L1 cache, and
+// s subtracts the zero point in float.
 
-#ifndef FACTOR_OF_LANE
-#define FACTOR_OF_LANE(lane) 1
+#ifndef LANE_FACTOR
+#define LANE_FACTOR(lane) 1
 #endif
-#ifndef ZERO_OF_SUMS
-#define ZERO_OF_SUMS (ACCS == 1 ? INTEGER_ZERO(3) : 0)  // of three digits
+#ifndef LANE_ZERO
+#define LANE_ZERO (ACCS == 1 ? INTEGER_ZERO(3) : 0)  // for three digits
 #endif
 #define STRUCT_(kind, digits) kind##_##digits
 #define STRUCT(kind, digits) STRUCT_(kind, digits)
@@ -23,20 +26,20 @@ typedef struct {
 #endif
 } STRUCT(packed, DIGITS);
 
-static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* from) {
-    int seen = 0;  // a bit a group
+static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const quantized_x* from) {
+    int stored_groups = 0;  // one bit for each group
     memset(to, 0, sizeof *to);
     for (int digit = 0; digit < DIGITS; ++digit) order_by_slots(to->q[digit], from->q[digit]);
     for (int acc = 0; acc < ACCS; ++acc)
         for (int lane = 0; lane < 16; ++lane) {
             const int group = WEIGHT_OF(acc * 4 / ACCS, 4 * lane) / 32;
-            to->d[acc][lane] = from->d[group] * FACTOR_OF_LANE(lane);
-            if (seen >> group & 1) continue;
-            seen |= 1 << group;
+            to->d[acc][lane] = from->d[group] * LANE_FACTOR(lane);
+            if (stored_groups >> group & 1) continue;
+            stored_groups |= 1 << group;
             float s = 0;
             if (MINIMUM)
                 s = from->s[group];
-            else if (TAKES_SUM(DIGITS))
+            else if (ZERO_FROM_SUM(DIGITS))
                 s = -(float)ZERO * from->s[group];
             else if (DIGITS == 1 && INTEGER_ZERO(1)) {
                 int32_t sum = 0;
@@ -53,8 +56,8 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* fro
         int32_t first[16], rest[16];
         store_ints(first, sums[0]), store_ints(rest, add_ints(shift_ints(sums[1], 8), sums[2]));
         for (int lane = 0; lane < 16; ++lane) {
-            const int32_t zero = (int32_t)(INTEGER_ZERO(DIGITS) / FACTOR_OF_LANE(lane));
-            if (ZERO_OF_SUMS)
+            const int32_t zero = (int32_t)(INTEGER_ZERO(DIGITS) / LANE_FACTOR(lane));
+            if (LANE_ZERO)
                 to->zero[0][lane] -= zero * first[lane], to->zero[1][lane] -= zero * rest[lane];
             else if (INTEGER_ZERO(DIGITS))
                 to->s[lane] -=

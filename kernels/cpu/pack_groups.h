@@ -1,8 +1,9 @@
-// 256 numbers of x in the order in which codes meet them: included for each DIGITS of x.
+// Packs 256 numbers of x for rows.h, in the order of the slots. Included once for each value of DIGITS.
 //
-// For rows.h, in the order of the vectors of codes. d: the scale of each lane's group; s: its sum, times the zero that
-// it takes away (TAKES_SUM), else the sum of each group; zero: what takes it from the integer sums of the first digit,
-// and of the two others together.
+// d      the scale of x for each lane's group
+// s      its sum times the zero point (ZERO_FROM_SUM), or the sum of each group where the format has minimums
+// q      the int8 digits
+// zero   -INTEGER_ZERO times the integer sums: [0] of the first digit, [1] of 2^8 q1 + q2
 
 #define STRUCT_(kind, digits) kind##_##digits
 #define STRUCT(kind, digits) STRUCT_(kind, digits)
@@ -13,12 +14,12 @@ typedef struct {
     int32_t zero[2][SUM_LANES];
 } STRUCT(packed, DIGITS);
 
-static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* from) {
+static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const quantized_x* from) {
     i32x16 sums[DIGITS][ACCS];
     memset(to, 0, sizeof *to);
     for (int lane = 0; lane < SUM_LANES; ++lane) {
-        to->d[lane] = from->d[GROUP_OF_LANE[lane] * 8 / GROUPS];
-        if (TAKES_SUM(DIGITS)) to->s[lane] = -(float)ZERO * from->s[GROUP_OF_LANE[lane]];
+        to->d[lane] = from->d[LANE_GROUP[lane] * 8 / GROUPS];
+        if (ZERO_FROM_SUM(DIGITS)) to->s[lane] = -(float)ZERO * from->s[LANE_GROUP[lane]];
     }
     if (MINIMUM) memcpy(to->s, from->s, sizeof from->s);
     for (int digit = 0; digit < DIGITS; ++digit) {
@@ -30,10 +31,10 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const numbers* fro
         }
     }
     if (!INTEGER_ZERO(DIGITS)) return;
-    store_group_ints(to->zero[0], mul_group_ints(sums_of_groups(sums[0]), -INTEGER_ZERO(DIGITS)));
+    store_group_ints(to->zero[0], mul_group_ints(sum_groups(sums[0]), -INTEGER_ZERO(DIGITS)));
 #if DIGITS == 3
     for (int acc = 0; acc < ACCS; ++acc) sums[1][acc] = add_ints(shift_ints(sums[1][acc], 8), sums[2][acc]);
-    store_group_ints(to->zero[1], mul_group_ints(sums_of_groups(sums[1]), -INTEGER_ZERO(DIGITS)));
+    store_group_ints(to->zero[1], mul_group_ints(sum_groups(sums[1]), -INTEGER_ZERO(DIGITS)));
 #endif
 }
 

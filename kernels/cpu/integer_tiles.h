@@ -1,0 +1,60 @@
+// "a8" for many rows of x: integer products by tiles of 16 rows of W, one row a lane.
+//
+// A tile of 256 columns is unpacked once for all rows of x. Its codes are words of four columns for 16 rows, sorted by
+// group. Each word of x is broadcast and multiplied by the words of PANELS tiles. A lane is a row, so no sum crosses
+// lanes.
+
+// 256 numbers of x, sorted by group. s: the sum of a group, times the zero point where ZERO_FROM_SUM; start: the
+// initial integer sum of a group, which subtracts INTEGER_ZERO from each code.
+typedef struct {
+    float d[16], s[16];
+    int32_t start[16];
+    int8_t q[SUPER];
+} tile_x;
+
+static void pack_tile(tile_x* to, const quantized_x* from, const word_order* words) {
+    memset(to, 0, sizeof *to);
+    for (int group = 0; group < GROUPS; ++group) to->d[group] = from->d[group * 8 / GROUPS];
+    if (MINIMUM || ZERO)
+        for (int group = 0; group < GROUPS; ++group)
+            to->s[group] = (ZERO_FROM_SUM(1) ? -(float)ZERO : 1) * from->s[group];
+    order_by_words(to->q, from->q[0], 1, words);
+    if (!INTEGER_ZERO(1)) return;
+    for (int group = 0; group < GROUPS; ++group) {
+        int32_t sum = 0;
+        for (int i = 0; i < SUPER / GROUPS; ++i) sum += from->q[0][SUPER / GROUPS * group + i];
+        to->start[group] = -INTEGER_ZERO(1) * sum;
+    }
+}
+
+INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
+    for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
+        const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
+        f32x16 totals[REGISTER_TOKENS][PANELS];
+        EACH_SUM totals[t][v] = sums[token + t][v];
+        for (int group = 0; group < GROUPS; ++group) {
+            i32x16 dots[REGISTER_TOKENS][PANELS];
+            EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
+#pragma GCC unroll 8
+            for (int j = 0; j < GROUP_WORDS; ++j) {
+                const int word = group * GROUP_WORDS + j;
+                EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+            }
+            EACH_SUM {
+                const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
+                const f32x16 sum = to_float(dots[t][v]);
+                const f32x16 scaled = ZERO_FROM_SUM(1) ? mul_add(s, sum, d) : mul(sum, d);
+                totals[t][v] = mul_add(totals[t][v], w[v].scale[group], scaled);
+                if (MINIMUM) totals[t][v] = mul_add(totals[t][v], w[v].minimum[group], s);
+            }
+        }
+        EACH_SUM sums[token + t][v] = totals[t][v];
+    }
+}
+
+#define MULTIPLY_TILES integer_tiles
+#define TILE tile
+#define TILE_SETUP const word_order words = make_word_order();
+#define LOAD_TILE(to, row, rows, i) unpack_tile(to, p, row, rows, i, &words)
+#define ADD_TILES add_integer_tiles
+#include "tile_loop.h"
