@@ -43,6 +43,12 @@ struct Bytes {
     u32 row[2];  // rows g and g + 8, four codes each
 };
 
+// Whether the fields of a lane's codes have these bits of a code, the field of the lowest bits first.
+template <class Codes>
+__device__ constexpr bool code_bits_are(int low, int high = 0, int top = 0) {
+    return Codes::LOW_BITS == low && Codes::HIGH_BITS == high && Codes::TOP_BITS == top;
+}
+
 __device__ inline half2 as_half2(u32 bits) { return *reinterpret_cast<half2*>(&bits); }
 
 __device__ inline Fragment as_fragment(u32 a0, u32 a1, u32 a2, u32 a3) {

@@ -198,12 +198,12 @@ def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.T
     return prepared, y
 
 
-def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
+def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor, levels_first: bool = False) -> None:
     """Integer dots on either side, also where x is extreme: finite, and off by what float32 sums of the terms are.
 
-    Twice that, since kernels take codes that are not yet relative to their zero, in parts.
+    Twice that, since kernels sum the products of codes and of their zero apart, unless levels_first (a8_exact).
     """
-    want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks)
+    want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks, levels_first=levels_first)
     assert np.isfinite(got).all()
     assert excess(got.astype(np.float64), want, 2 * bound) <= 1
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
+from formats_of_tests import OWN_FORMATS
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import EVERY, EVERY_BLOCK, EVERY_TILED, FORMATS, TEST_FORMATS, each, raw_blocks
@@ -135,6 +139,25 @@ def test_a_codebook_tells_nothing_but_what_codes_stand_for():
     kbit = qgemm.FORMATS["kbit4"].variant(range(16), None)  # integers by chance, of one tensor
     assert (kbit.integer, kbit.needs_table, kbit.bit_planes, kbit.stored_in_parts) == (False, True, True, True)
     assert not fmt.codebook.flags.writeable
+
+
+def test_a_field_of_floats_of_an_unknown_name_is_refused():
+    """quantize would not see that such a scale is infinite."""
+    dtype = np.dtype([("scale", "<f2"), ("qs", "u1", 16)])
+    with pytest.raises(ValueError, match="Q3_0: the field scale of floats is none of the scales d, dmin, m, absmax"):
+        dataclasses.replace(OWN_FORMATS["q3_0"], dtype=dtype)
+
+
+def test_a_format_is_two_files():
+    """docs/adding-a-format.md, followed: no file of the package or of kernels/ knows q3_0 or q6_0."""
+    root = Path(qgemm.__file__).parents[1]
+    sources = [path for folder in ("qgemm", "kernels") for path in (root / folder).rglob("*.*") if path.is_file()]
+    named = [path for path in sources if path.suffix in (".py", ".cu", ".cuh", ".c", ".h")]
+    assert len(named) > 400
+    for name in OWN_FORMATS:
+        assert [path for path in named if name in path.read_text()] == []
+        assert (Path(__file__).parent / "formats_of_tests" / f"{name}.py").is_file()
+        assert (Path(__file__).parent / "data" / "kernels" / "formats" / f"{name}.cuh").is_file()
 
 
 def test_formats_of_tests_are_not_listed():

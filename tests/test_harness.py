@@ -91,6 +91,8 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
     assert facts["SCALE_FACTORS"] == tiles.scale_factors(fmt)
     assert facts["TABLE_BYTES"] == tiles.table_bytes(fmt)
     assert facts["TILE_SIZE"] == tiles.tile_dtype(fmt).itemsize
+    if fmt.integer and fmt.zero is not None:
+        assert facts["ZERO"] == (0 if fmt.bytes_are_levels else fmt.zero), "bytes_are_levels of the record"
     exponent = tiles.code_exponent(fmt)
     assert facts["CODES_ARE_LEVELS"] == (exponent is not None)
     if exponent is not None:
@@ -216,8 +218,8 @@ def test_words_of_a_tile_and_back(fmt):
 LIES = (
     # header                       truth                lie                    what notices it
     ("formats/q4_0.cuh",           "8>",                "7>",                  "q4_0", test_levels),
-    ("codes/nibbles.cuh",          "HIGH_ROW_SHIFT = 4", "HIGH_ROW_SHIFT = 8", "q4_1", test_fragments),
-    ("codes/nibbles.cuh",          "CODE_BIAS = ZERO",  "CODE_BIAS = 0",       "q4_0", test_fragments),
+    ("codes/masked.cuh",           "HIGH_ROW_SHIFT = 4", "HIGH_ROW_SHIFT = 8", "q4_1", test_fragments),
+    ("codes/masked.cuh",           "CODE_BIAS = BIAS",  "CODE_BIAS = 0",       "q4_0", test_fragments),
     ("codes/half_scales.cuh",      "this->m[m16]",      "this->d[m16]",        "q5_1", test_scales_and_minimums),
     ("codes/six_bit_scales.cuh",   "p < 2 ? 0 : 2",     "p < 2 ? 0 : 1",       "q4_k", test_scales_and_minimums),
     ("codes/overlapping.cuh",      "word >> 8;",        "word >> 4;",          "q6_k", test_levels),

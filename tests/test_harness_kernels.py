@@ -11,7 +11,7 @@ import harness
 import helpers
 import numpy as np
 import pytest
-from formats_of_tests import Q6_0
+from formats_of_tests import OWN_FORMATS
 from harness import Kernel, device_array, to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -235,7 +235,7 @@ def test_products_of_quantized_activations(fmt, backwards):
     helpers.assert_a8(y, x, w)
 
 
-@each([fmt for fmt in KINDS if fmt.integer and fmt.name != "u8_g256"])  # whose bytes are levels: no sums, no zero
+@each([fmt for fmt in KINDS if fmt.integer])
 def test_products_of_extreme_activations(fmt):
     """gemv_dp4a of x from 1e-30 to 1e30."""
     w = helpers.random_tensor(fmt, 70, 320, np.random.default_rng(3))
@@ -245,7 +245,7 @@ def test_products_of_extreme_activations(fmt):
     gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=8, WARP_SPLIT_K=4)
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(-(-n // tiles.ROWS), 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, len(x))
-    helpers.assert_a8_formula(y, x, w)
+    helpers.assert_a8_formula(y, x, w, fmt.bytes_are_levels)
 
 
 # ---------------------------------------------------------------- activations
@@ -337,13 +337,22 @@ def test_blocks_become_activations(kind):
         assert_array_equal(found, expected)
 
 
-def test_an_encoder_writes_every_bit_of_its_codes():
-    """SymmetricEncoder with codes of six bits, of which it would leave the sixth unwritten, does not compile."""
-    fmt = Q6_0
-    header = (harness.OF_TESTS / "formats" / "q6_0.cuh").read_text()
-    own, shared = "using Encoder = q6_0_encoder;", "using Encoder = SymmetricEncoder<q6_0_block, 32>;"
+SHARED_ENCODERS = (
+    ("q6_0", "SymmetricEncoder<q6_0_block, 32>", "write_codes has no place for the sixth bit of a code"),
+    ("q3_0", "SymmetricEncoder<q3_0_block, 4>", "write_codes writes codes of four or five bits"),
+    ("q3_0", "SymmetricEncoder<q3_0_block, 8>", "write_codes writes codes of four or five bits"),
+    ("q3_0", "SignedEncoder<q3_0_block>", "SignedEncoder writes codes of eight bits"),
+)
+
+
+@pytest.mark.parametrize(("name", "encoder", "sentence"), SHARED_ENCODERS, ids=lambda value: value[:32])
+def test_an_encoder_that_does_not_fit_the_block_does_not_compile(name, encoder, sentence):
+    """A shared encoder that would leave bits unwritten, or write beyond a field, is refused with the reason."""
+    fmt = OWN_FORMATS[name]
+    header = (harness.OF_TESTS / "formats" / f"{name}.cuh").read_text()
+    own = f"using Encoder = {name}_encoder;"
     assert own in header
-    made = {**codegen.headers(fmt), "formats/q6_0.cuh": header.replace(own, shared)}
+    headers = {**codegen.headers(fmt), f"formats/{name}.cuh": header.replace(own, f"using Encoder = {encoder};")}
     source = codegen.compose("encode", fmt, **transforms.ENCODE.template(fmt, In="float"))
-    with pytest.raises(harness.HostCompileError, match="write_codes has no place for the sixth bit of a code"):
-        harness.library(source, made)
+    with pytest.raises(harness.HostCompileError, match=sentence):
+        harness.library(source, headers)

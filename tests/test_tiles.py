@@ -13,6 +13,7 @@ from numpy.testing import assert_array_equal
 from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, FORMATS, GRIDS, codebooks, each, raw_blocks
 
 import qgemm
+from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import unpack_bit_planes
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import check_tiled
@@ -122,12 +123,12 @@ def test_bytes_that_are_no_number_decode_alike(fmt):
     assert fmt.digits.canonical(encoded).tobytes() == encoded.tobytes()
 
 
-@each([fmt for fmt in EVERY_TILED if "qh" in fmt.slots and fmt.code_bits < 7])  # seven lie as seven_bits.py says
+@each([fmt for fmt in EVERY_TILED if fmt.to_tile is overlapping.to_tile])
 def test_words_of_five_and_six_bits_overlap(fmt):
     """As the docstring of qgemm/codec/layouts/overlapping.py says: two codes in every byte, with the rest of a step."""
     raw = one_tile(fmt, 5)
     k_blocks = tiles.pack(fmt, raw)["k_blocks"][0, 0]  # of fields [k_block][warp, 1, lane, word]
-    low, rest = (k_blocks[name][:, :, 0] for name in ("qs" if "qs" in fmt.slots else "ql", "qh"))
+    low, rest = (k_blocks[name][:, :, 0] for name in fmt.slots)
     bits = 4 + rest.shape[-1]
     codes = fmt.decode_levels(raw.reshape(-1)).codes.reshape(64, -1, 64)
     for k_block, warp, lane, step, j in np.ndindex(*low.shape, 4):

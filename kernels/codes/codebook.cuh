@@ -5,7 +5,7 @@
 // TABLE_BYTES of dynamic shared memory; a kernel fills it first. `levels` are exact.
 #pragma once
 
-#include "half_scales.cuh"
+#include "codes/half_scales.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/laneid.cuh"
 
@@ -77,7 +77,7 @@ struct Codebook : Fields {
     }
 
 private:
-    static constexpr int BITS = sizeof(Codes::planes) / 4, PAIRS = Book::INDEX_BITS / (2 * BITS);  // pairs of an entry
+    static constexpr int BITS = sizeof(Codes::low) / 4, PAIRS = Book::INDEX_BITS / (2 * BITS);  // pairs of an entry
     static constexpr int PER_WORD = 32 / Book::INDEX_BITS, WHOLE = PER_WORD * BITS;  // indices within one word
     static constexpr int ROW_BITS = Book::COPIES * PAIRS == 32 ? 7 : 6;  // below the index, in an offset into the table
     static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS,
@@ -87,10 +87,10 @@ private:
     static __device__ u32 offset(const Codes& codes, int i) {
         const u32 copy = laneid() % Book::COPIES * (4 * PAIRS);
         if (i < WHOLE)
-            return moved<Book::INDEX_BITS>(codes.planes[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
+            return moved<Book::INDEX_BITS>(codes.low[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
         u32 found = copy;
 #pragma unroll
-        for (int word = 0; word < BITS; ++word) found |= moved<2>(codes.planes[word], 30, 2 * word);
+        for (int word = 0; word < BITS; ++word) found |= moved<2>(codes.low[word], 30, 2 * word);
         return found;
     }
     // COUNT bits of a word, moved to the place that an index has in an offset.

@@ -51,23 +51,24 @@ __device__ inline Bytes e2m1_bytes(u32 word) {
     return {__byte_perm(a[0], a[2], 0x6240), __byte_perm(a[1], a[3], 0x6240)};
 }
 
-// A format whose codes are in the field qs.
+// w = scale * v; bytes() are levels.
 template <class Fields>
 struct E2m1 : Fields {
     using Codes = typename Fields::Codes;
+    static_assert(code_bits_are<Codes>(4), "E2m1: a field of four-bit codes");
     static constexpr int ZERO = 0;
 
     static __device__ void to_tile(Codes& codes) {
-        for (u32& word : codes.qs) word = e2m1_to_tile(word);
+        for (u32& word : codes.low) word = e2m1_to_tile(word);
     }
     static __device__ void from_tile(Codes& codes) {
-        for (u32& word : codes.qs) word = e2m1_from_tile(word);
+        for (u32& word : codes.low) word = e2m1_from_tile(word);
     }
-    static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.qs[step]); }
+    static __device__ Fragment fragment(const Codes& codes, int step) { return e2m1_fragment(codes.low[step]); }
     // v / 2^15, as the bits stand.
     static constexpr int CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
-    static __device__ Fragment codes_f16(const Codes& codes, int step) { return e2m1_f16(codes.qs[step]); }
-    static __device__ Bytes bytes(const Codes& codes, int step) { return e2m1_bytes(codes.qs[step]); }
+    static __device__ Fragment codes_f16(const Codes& codes, int step) { return e2m1_f16(codes.low[step]); }
+    static __device__ Bytes bytes(const Codes& codes, int step) { return e2m1_bytes(codes.low[step]); }
 };
 
 }  // namespace qgemm

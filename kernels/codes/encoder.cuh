@@ -8,7 +8,7 @@
 // NumPy rounds products and sums separately, so do __fmul_rn and __fadd_rn: they are not contracted.
 #pragma once
 
-#include "quantize.cuh"
+#include "codes/quantize.cuh"
 
 namespace qgemm {
 
@@ -61,6 +61,11 @@ struct Steps {
 
 // ---------------------------------------------------------------- a block's bytes
 
+template <class T>
+constexpr bool IS_HALF = false;
+template <>
+constexpr bool IS_HALF<half> = true;
+
 // Stores a word at the alignment of the block.
 template <class Block>
 __device__ void store_word(u8* to, u32 word) {
@@ -75,32 +80,45 @@ __device__ void store_word(u8* to, u32 word) {
 // Byte j: the low four bits of weight j low, of weight j + 16 high. Lanes whose weights share bytes share their words.
 template <class Block>
 __device__ void write_nibbles(Block& block, LaneCodes codes) {
+    static_assert(
+        sizeof(block.low()) == 16,
+        "write_nibbles fills 16 bytes of the block's first field of codes, which has another size: an encoder "
+        "of the format's own writes it");
     const int lane = block_lane(), word = lane / 2;
     const u32 kept = codes[word] & 0x0f0f0f0f;
     const u32 got = __shfl_xor_sync(~0u, codes[1 - word] & 0x0f0f0f0f, 2);
-    store_word<Block>(block.qs + 8 * (lane % 2) + 4 * word, word ? got | kept << 4 : kept | got << 4);
+    store_word<Block>(block.low() + 8 * (lane % 2) + 4 * word, word ? got | kept << 4 : kept | got << 4);
 }
 
-// The fifth bits of weights 8 * lane to 8 * lane + 7, in their order.
-__device__ inline u8 fifth_bits(LaneCodes codes) {
-    u32 byte = 0;  // bits 4 of a word's four bytes meet in bits 24 to 27 of the product
+// Bit BIT of the codes of weights 8 * lane to 8 * lane + 7, in their order.
+template <int BIT>
+__device__ inline u8 bit_plane(LaneCodes codes) {
+    u32 byte = 0;  // the bits of a word's four bytes meet in bits 24 to 27 of the product
 #pragma unroll
-    for (int i = 0; i < 2; ++i) byte |= ((codes[i] >> 4 & 0x01010101) * 0x01020408 >> 24 & 15) << 4 * i;
+    for (int i = 0; i < 2; ++i) byte |= ((codes[i] >> BIT & 0x01010101) * 0x01020408 >> 24 & 15) << 4 * i;
     return byte;
 }
 
-// The bytes of codes up to MOST: nibbles in qs and, where there are more, fifth bits in qh.
+// The bytes of codes up to MOST: nibbles in the block's first field of codes, fifth bits, if there are any, in its second.
 template <int MOST, class Block>
 __device__ void write_codes(Block& block, LaneCodes codes) {
     static_assert(MOST < 32, "write_codes has no place for the sixth bit of a code: an encoder of its own writes it");
+    static_assert(Block::CODE_BITS == (MOST > 15 ? 5 : 4),
+                  "write_codes writes codes of four or five bits, a block of others needs an encoder of its own");
     write_nibbles(block, codes);
-    if constexpr (MOST > 15) block.qh[block_lane()] = fifth_bits(codes);
+    if constexpr (MOST > 15) {
+        static_assert(sizeof(block.high()) == BLOCK_LANES,
+                      "write_codes fills 4 bytes of the block's second field of codes, which has another size: an "
+                      "encoder of the format's own writes it");
+        block.high()[block_lane()] = bit_plane<4>(codes);
+    }
 }
 
 // ---------------------------------------------------------------- w = d * (q - zero)
 
 template <class Block, int ZERO>
 struct SymmetricEncoder {
+    static_assert(IS_HALF<decltype(Block::d)>, "SymmetricEncoder stores the scale in a half d");
     static constexpr int MOST = 2 * ZERO - 1;
     float exact;
     half d;
@@ -125,6 +143,8 @@ struct SymmetricEncoder {
 
 template <class Block, int MOST>
 struct AffineEncoder {
+    static_assert(IS_HALF<decltype(Block::d)> && IS_HALF<decltype(Block::m)>,
+                  "AffineEncoder stores the scale in a half d, the minimum in a half m");
     float least, exact;
     half d, m;
     float scale, minimum;
@@ -151,6 +171,8 @@ struct AffineEncoder {
 
 template <class Block>
 struct SignedEncoder {
+    static_assert(IS_HALF<decltype(Block::d)>, "SignedEncoder stores the scale in a half d");
+    static_assert(Block::CODE_BITS == 8, "SignedEncoder writes codes of eight bits");
     Quantizer quantizer;
     half d;
     float scale;
@@ -163,7 +185,7 @@ struct SignedEncoder {
     __device__ void write(Block& block, LaneCodes codes) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            store_word<Block>(reinterpret_cast<u8*>(block.qs) + LANE_VALUES * block_lane() + 4 * i, codes[i]);
+            store_word<Block>(reinterpret_cast<u8*>(block.low()) + LANE_VALUES * block_lane() + 4 * i, codes[i]);
         if (block_lane() == 0) block.d = d;
     }
 };

@@ -11,6 +11,7 @@ namespace qgemm {
 template <class Fields>
 struct Floats8 : Fields {
     using Codes = typename Fields::Codes;
+    static_assert(code_bits_are<Codes>(8), "Floats8: a field of eight-bit codes");
     static constexpr bool HAS_MINIMUM = false;
     static constexpr int ZERO = 0, CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
     static constexpr bool E4M3 = CODE_EXPONENT == 8;
@@ -22,7 +23,7 @@ struct Floats8 : Fields {
         return word & 0xff00ff00;
     }
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        const u32 row = codes.qs[2 * step], row8 = codes.qs[2 * step + 1];
+        const u32 row = codes.low[2 * step], row8 = codes.low[2 * step + 1];
         return as_fragment(halves(row << 8), halves(row8 << 8), halves(row), halves(row8));
     }
     static __device__ Fragment fragment(const Codes& codes, int step) {

@@ -2,7 +2,7 @@
 // weights.
 #pragma once
 
-#include "rounded.cuh"
+#include "codes/rounded.cuh"
 
 namespace qgemm {
 

@@ -1,7 +1,7 @@
 // Scales of grids: d * (2 sc + 1) * 2^EXPONENT, sc in the field sc.
 #pragma once
 
-#include "half_scales.cuh"
+#include "codes/half_scales.cuh"
 #include "host.cuh"
 
 namespace qgemm {

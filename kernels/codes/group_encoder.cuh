@@ -9,7 +9,7 @@
 //     write(block, codes)  the lane's share of a block, when the codes of all of its weights, in order, are there
 #pragma once
 
-#include "fit.cuh"
+#include "codes/fit.cuh"
 
 namespace qgemm {
 

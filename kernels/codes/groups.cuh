@@ -4,13 +4,13 @@
 // Where a group has its own zero, kernels make a minimum of it: -d * z.
 #pragma once
 
-#include "half_scales.cuh"
-#include "nibbles.cuh"
-#include "one_bit.cuh"
-#include "overlapping.cuh"
-#include "seven_bits.cuh"
-#include "signed_bytes.cuh"
-#include "two_bits.cuh"
+#include "codes/half_scales.cuh"
+#include "codes/nibbles.cuh"
+#include "codes/one_bit.cuh"
+#include "codes/overlapping.cuh"
+#include "codes/seven_bits.cuh"
+#include "codes/signed_bytes.cuh"
+#include "codes/two_bits.cuh"
 
 namespace qgemm {
 

@@ -3,8 +3,8 @@
 // Twin of `fitted` and `nearest` in qgemm/formats/iq4_nl.py.
 #pragma once
 
-#include "group_encoder.cuh"
-#include "iq4_values.cuh"
+#include "codes/group_encoder.cuh"
+#include "codes/iq4_values.cuh"
 
 namespace qgemm {
 

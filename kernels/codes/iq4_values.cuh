@@ -4,7 +4,7 @@
 #pragma once
 
 #include "fragment.cuh"
-#include "signed_bytes.cuh"
+#include "codes/signed_bytes.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/laneid.cuh"
 #include "ptx/prmt.cuh"
@@ -34,7 +34,7 @@ struct Iq4WithoutTable : Fields {
     static constexpr int TABLE_BYTES = 0, CODE_BIAS = 0, CODE_EXPONENT = 0, HIGH_ROW_SHIFT = 0;
 
     static __device__ Fragment codes_f16(const typename Fields::Codes& codes, int step) {
-        const Bytes values = iq4_nl_values(codes.qs[step]);
+        const Bytes values = iq4_nl_values(codes.low[step]);
         return {level(values.row[0], 0x4240), level(values.row[1], 0x4240), level(values.row[0], 0x4341),
                 level(values.row[1], 0x4341)};
     }
@@ -60,7 +60,7 @@ struct Iq4Values : Fields {
     static __device__ constexpr int nibble(int j) { return j % 2 * 2 + j / 2; }
     static __device__ void to_tile(Codes& codes) {
 #pragma unroll
-        for (u32& word : codes.qs) {
+        for (u32& word : codes.low) {
             u32 tiled = 0;
 #pragma unroll
             for (int j = 0; j < 4; ++j)
@@ -70,7 +70,7 @@ struct Iq4Values : Fields {
     }
     static __device__ void from_tile(Codes& codes) {
 #pragma unroll
-        for (u32& word : codes.qs) {
+        for (u32& word : codes.low) {
             u32 nibbles = 0;
 #pragma unroll
             for (int j = 0; j < 4; ++j)
@@ -80,7 +80,7 @@ struct Iq4Values : Fields {
     }
     // Values from the table, halves or bf16: both hold them exactly.
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        const u32 word = codes.qs[step], copy = 4 * laneid();
+        const u32 word = codes.low[step], copy = 4 * laneid();
         Fragment f;
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -95,12 +95,12 @@ struct Iq4Values : Fields {
     static __device__ Fragment fragment(const Codes& codes, int step) { return codes_f16(codes, step); }
     static __device__ Fragment levels_bf16(const Codes& codes, int step) { return codes_f16(codes, step); }
     static __device__ Bytes bytes(const Codes& codes, int step) {
-        const Bytes values = iq4_nl_values(codes.qs[step]);
+        const Bytes values = iq4_nl_values(codes.low[step]);
         return {signed_bytes(values.row[0]), signed_bytes(values.row[1])};
     }
     // Values as floats, without the table.
     static __device__ FloatFragment levels(const Codes& codes, int step) {
-        const Bytes values = iq4_nl_values(codes.qs[step]);
+        const Bytes values = iq4_nl_values(codes.low[step]);
         FloatFragment f;
 #pragma unroll
         for (int i = 0; i < 4; ++i)

@@ -2,7 +2,7 @@
 // and `pack` in qgemm/formats/qN_k.py.
 #pragma once
 
-#include "group_encoder.cuh"
+#include "codes/group_encoder.cuh"
 
 namespace qgemm {
 

@@ -1,8 +1,8 @@
 // One of each two neighbours kept, in seven bits and one that tells which. Twin of qgemm/formats/s7_1of2.py.
 #pragma once
 
-#include "half_scales.cuh"
-#include "signed_bytes.cuh"
+#include "codes/half_scales.cuh"
+#include "codes/signed_bytes.cuh"
 #include "fragment.cuh"
 #include "ptx/prmt.cuh"
 
@@ -16,16 +16,16 @@ struct OneOfTwo : HalfScales<Fields> {
 
     static __device__ void to_tile(Codes& codes) {
 #pragma unroll
-        for (u32& word : codes.qs) word = joined(word) | joined(word >> 4) << 16;
+        for (u32& word : codes.low) word = joined(word) | joined(word >> 4) << 16;
     }
     static __device__ void from_tile(Codes& codes) {
 #pragma unroll
-        for (u32& word : codes.qs) word = apart(word) | apart(word >> 16) << 4;
+        for (u32& word : codes.low) word = apart(word) | apart(word >> 16) << 4;
     }
     static __device__ Fragment codes_f16(const Codes& codes, int step) { return fragment(codes, step); }
     // Levels of rows g and g + 8, each moved to the half that the code's bit 7 tells, beside 0.
     static __device__ Fragment fragment(const Codes& codes, int step) {
-        const u32 word = codes.qs[step];
+        const u32 word = codes.low[step];
         u32 found[4];
 #pragma unroll
         for (int far = 0; far < 2; ++far) {
@@ -41,7 +41,7 @@ struct OneOfTwo : HalfScales<Fields> {
     }
     // Columns 2t, 2t + 8, 2t + 1, 2t + 9 of each row: a code is of one of the first two, or two bytes further on.
     static __device__ Bytes bytes(const Codes& codes, int step) {
-        const u32 word = codes.qs[step], levels = centred<64>(word & 0x7f7f7f7f);
+        const u32 word = codes.low[step], levels = centred<64>(word & 0x7f7f7f7f);
         Bytes found;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

@@ -69,24 +69,26 @@ struct Overlapping {
     }
 };
 
-// A format whose codes of BITS bits are in the fields qs and qh.
-template <class Fields, int BITS, int OF_ZERO>
+// w = scale * (q - Z) + minimum, q of BITS bits, the low four in a field of their own; bytes() are q.
+template <class Fields, int BITS, int Z>
 struct OverlappingCodes : Fields {
     using Codes = typename Fields::Codes;
-    static constexpr int ZERO = OF_ZERO;
+    static_assert(code_bits_are<Codes>(4, BITS - 4),
+                  "OverlappingCodes: a field of the low four bits, then of the rest");
+    static constexpr int ZERO = Z;
     using Words = Overlapping<BITS>;
-    static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.qs, codes.qh); }
-    static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.qs, codes.qh); }
+    static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.low, codes.high); }
+    static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.low, codes.high); }
     static __device__ Fragment fragment(const Codes& codes, int step) {
-        return Words::levels(codes.qs[step], codes.qh[step / Words::STEPS], step, ZERO);
+        return Words::levels(codes.low[step], codes.high[step / Words::STEPS], step, ZERO);
     }
     // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
     static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        return Words::codes_f16(codes.qs[step], codes.qh[step / Words::STEPS], step);
+        return Words::codes_f16(codes.low[step], codes.high[step / Words::STEPS], step);
     }
     static __device__ Bytes bytes(const Codes& codes, int step) {
-        return Words::bytes(codes.qs[step], codes.qh[step / Words::STEPS], step);
+        return Words::bytes(codes.low[step], codes.high[step / Words::STEPS], step);
     }
 };
 

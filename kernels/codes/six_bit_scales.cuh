@@ -2,7 +2,7 @@
 // qgemm/formats/q4_k.py; in a tile 6 words of two bytes for each of rows g and g + 8.
 #pragma once
 
-#include "half_scales.cuh"
+#include "codes/half_scales.cuh"
 
 namespace qgemm {
 

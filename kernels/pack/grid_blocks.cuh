@@ -3,7 +3,7 @@
 #pragma once
 
 #include "codes/grid.cuh"
-#include "panel.cuh"
+#include "pack/panel.cuh"
 
 namespace qgemm {
 

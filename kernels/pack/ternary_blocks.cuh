@@ -4,8 +4,8 @@
 #pragma once
 
 #include "codes/ternary.cuh"
-#include "grid_blocks.cuh"
-#include "panel.cuh"
+#include "pack/grid_blocks.cuh"
+#include "pack/panel.cuh"
 
 namespace qgemm {
 

@@ -60,12 +60,12 @@ def a16_bound(x: Doubles, w: Doubles) -> Doubles:
 
 
 def a8_exact(
-    x: Blocks, fmt: Format, w: Blocks, place: Callable[[NDArray[Any]], Any] = np.asarray
+    x: Blocks, fmt: Format, w: Blocks, place: Callable[[NDArray[Any]], Any] = np.asarray, levels_first: bool = False
 ) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
 
     x: of qgemm/codec/activations.py, or of q8_1. place: cupy.asarray where a GPU multiplies what NumPy decodes, and has
-    both results.
+    both results. levels_first: of kernels whose integer dots are of codes - zero (Format.bytes_are_levels).
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
     integer dot product sumi. Per group of 16, which has no sum sa of its own, dw * da * sumi + mw * da * sum(q) with
@@ -82,8 +82,9 @@ def a8_exact(
     shared = fmt.group // width  # blocks of x within a group
     dw = place(_by_group(levels.scale, n, shared))
     zero = place(_by_group(np.broadcast_to(levels.zero, levels.scale.shape), n, shared))
-    if len(q) != sums:
+    if levels_first or len(q) != sums:
         codes, zero = codes - zero, np.zeros_like(zero)
+    if len(q) != sums:
         with np.errstate(invalid="ignore"):
             sa = da * q.sum(axis=2, keepdims=True)
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -24,53 +23,15 @@ from .float_types import float_name as float_name
 from .float_types import floats as floats
 from .layouts.grid import Grid
 from .layouts.ternary import Ternary
-from .packing import Floats, LaneWords, flushes, times, to_float64
+from .levels import Levels as Levels
+from .packing import Floats, LaneWords, to_float64
 
 Blocks = NDArray[Any]
 
+# Names of fields of floats: scales and minimums, and q8_1's sum, which no weight needs.
+SCALE_FIELDS, SUM_FIELD = ("d", "dmin", "m", "absmax"), "s"
 FITTED = 1 << 16  # weights of an encoder that fits, which takes longer
 CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time: shorter slices wait for the interpreter lock
-
-
-class Levels(NamedTuple):
-    """Blocks as w = scale * (codes - zero) + minimum, computed in float32 in this order.
-
-    codes [n, groups, weights of a group], any numeric dtype, for formats with a codebook the values that the codes
-    stand for; scale and minimum [n, groups] float32, None for formats that have none. zero: of every group, or an array
-    of integers [n, groups]. The device headers in kernels/formats/ expose the same parts; a zero that each group has of
-    its own is part of the minimum there.
-    """
-
-    codes: NDArray[Any]
-    scale: Floats | None = None
-    minimum: Floats | None = None
-    zero: int | NDArray[Any] = 0
-
-    def values(self) -> Floats:
-        """The weights [n, groups * weights of a group], bit for bit as ggml's C reference decodes them."""
-        w = self.codes.astype(np.float32, copy=self.scale is not None)
-        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be any bit pattern: inf * 0 is data here
-            if isinstance(self.zero, np.ndarray):
-                w -= self.zero[..., None].astype(np.float32)
-            elif self.zero:
-                w -= np.float32(self.zero)
-            if self.scale is not None:
-                w = times(w, self.scale) if flushes() else np.multiply(w, self.scale[..., None], out=w)
-            if self.minimum is not None:
-                w += self.minimum[..., None]
-        return w.reshape(len(w), prod(w.shape[1:]))  # of no blocks, too
-
-    def decoded(self) -> Levels:
-        """The weights as codes [n, 1, weights] float32 without a scale, of formats that no kernel knows."""
-        return Levels(self.values()[:, None])
-
-    def zeros_as_minimums(self) -> Levels:
-        """These levels with each group's own zero moved into its minimum; equal but for rounding."""
-        if not isinstance(self.zero, np.ndarray) or self.scale is None:
-            return self
-        with np.errstate(invalid="ignore", over="ignore"):
-            shift = -self.scale * self.zero
-            return self._replace(minimum=shift if self.minimum is None else self.minimum + shift, zero=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +74,8 @@ class Format:
     zero_field: the field that holds a zero of each group, an integer or a float16; "" where there is none.
     whole_rows: all blocks of a row have the same scale and zero: encode takes whole rows.
     largest: the largest magnitude of a level, of codes that do not tell it; else 0.
+    bytes_are_levels: whether bytes() of the device header are levels, of which nothing is subtracted later, where the
+    format has a zero; else they are codes, and products subtract the zero times the sum of x.
     e4m3: whether scales are powers of two and levels numbers of codec/e4m3.py, at which a power of two takes nothing.
     """
 
@@ -146,7 +109,16 @@ class Format:
     zero_field: str = ""
     whole_rows: bool = False
     largest: float = 0
+    bytes_are_levels: bool = False
     e4m3: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.dtype.names or ():
+            if self.dtype[name].base.kind == "f" and name not in (*SCALE_FIELDS, SUM_FIELD, self.zero_field):
+                raise ValueError(
+                    f"{self}: the field {name} of floats is none of the scales {', '.join(SCALE_FIELDS)}, of which "
+                    f"quantize checks that they are finite, nor zero_field, nor a sum {SUM_FIELD}"
+                )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and self._key == other._key
@@ -259,7 +231,7 @@ class Format:
     @property
     def scale_fields(self) -> tuple[str, ...]:
         """The float16 fields that scale or shift the weights; not q8_1's sum s, nor scales of one byte."""
-        names = (name for name in self.dtype.names or () if name in ("d", "dmin", "m", "absmax"))
+        names = (name for name in self.dtype.names or () if name in SCALE_FIELDS)
         return tuple(name for name in names if self.dtype[name].kind == "f")
 
     def blocks_in(self, k: int, who: str = "") -> int:

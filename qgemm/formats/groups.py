@@ -163,6 +163,7 @@ def _made(bits: int, group: int | None, scale: str, zero: str) -> Format:
         weighted=weighted, to_tile=None if tiled is None else tiled.to_tile,
         from_tile=None if tiled is None else tiled.from_tile, family="groups",
         zero_field="" if of_zero.dtype is None else "z", whole_rows=group is None,
+        bytes_are_levels=of_zero.dtype is None and bits in (3, 8),
     )  # fmt: skip
 
 

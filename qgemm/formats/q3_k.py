@@ -56,5 +56,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q3_k", 256, DTYPE, encode, levels, ggml_type=11, formula="d * sc * (q - 4)", slots=SLOTS, weighted=encode
-)
+    "q3_k", 256, DTYPE, encode, levels, ggml_type=11, formula="d * sc * (q - 4)", slots=SLOTS, weighted=encode,
+    bytes_are_levels=True,
+)  # fmt: skip

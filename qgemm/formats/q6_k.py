@@ -10,8 +10,6 @@ offset  bytes  field
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,5 +52,5 @@ def levels(blocks: Blocks) -> Levels:
 
 FORMAT = Format(
     "q6_k", 256, DTYPE, encode, levels, ggml_type=14, formula="d * sc * (q - 32)", slots=SLOTS, weighted=encode,
-    to_tile=partial(overlapping.to_tile, low="ql"), from_tile=partial(overlapping.from_tile, low="ql"),
+    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile, bytes_are_levels=True,
 )  # fmt: skip

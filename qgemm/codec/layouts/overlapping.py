@@ -21,9 +21,9 @@ STEPS = 4
 EVERY = np.uint32(0x01010101)  # byte
 
 
-def to_tile(words: LaneWords, low: str = "qs") -> LaneWords:
-    """Fields `low` [..., 4] and qh [..., b - 4] side by side -> as they lie in a tile."""
-    nibbles, upper = words[low], words["qh"]
+def to_tile(words: LaneWords) -> LaneWords:
+    """A field [..., 4] of the low four bits and one [..., b - 4] of the rest, side by side -> as they lie in a tile."""
+    (low, nibbles), (high, upper) = words.items()
     above = upper.shape[-1]  # bits of a code
     shift, overlap, steps = 4 - above, 2 * above, STEPS // above
     tiled, rest = np.empty_like(nibbles), np.zeros_like(upper)
@@ -37,12 +37,12 @@ def to_tile(words: LaneWords, low: str = "qs") -> LaneWords:
     for step, (row, row8) in enumerate(rows):
         f = rotate_left(rest[..., step // steps], -overlap * (step % steps))
         tiled[..., step] = row8 << shift | (row ^ f) & EVERY * (2**shift - 1)
-    return {low: tiled, "qh": rest}
+    return {low: tiled, high: rest}
 
 
-def from_tile(words: LaneWords, low: str = "qs") -> LaneWords:
+def from_tile(words: LaneWords) -> LaneWords:
     """The inverse of `to_tile`."""
-    tiled, rest = words[low], words["qh"]
+    (low, tiled), (high, rest) = words.items()
     above = rest.shape[-1]
     shift, overlap, steps = 4 - above, 2 * above, STEPS // above
     nibbles, upper = np.zeros_like(tiled), np.zeros_like(rest)
@@ -51,4 +51,4 @@ def from_tile(words: LaneWords, low: str = "qs") -> LaneWords:
         for i, row in ((0, w ^ f), (4, w >> shift)):
             nibbles[..., step] |= (row & EVERY * 15) << i
             upper[..., step // steps] |= (row >> 4 & EVERY * (2**above - 1)) << above * (step % steps) + i
-    return {low: nibbles, "qh": upper}
+    return {low: nibbles, high: upper}

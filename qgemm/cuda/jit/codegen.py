@@ -35,6 +35,10 @@ from .cxx import C_TYPES, listed, offset_of, struct_members
 from .sources import kernel_path
 from .wgmma_codegen import wgmma_e4m3_header, wgmma_header, wgmma_s8_header
 
+# Members of a lane's codes, in the order of `slots`, whose first field holds the lowest bits: shared headers know these
+# names and no names of fields.
+CODE_FIELDS = ("low", "high", "top")
+
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 
 
@@ -148,7 +152,7 @@ struct {fmt.name} : {name}<{arguments}> {{}};
 def tile_structs(fmt: Format) -> str:
     """C++ for the device tile of a format, derived from its dtype.
 
-    NAME_codes: the words of a k_block's codes that a lane reads.
+    NAME_codes: the words of a k_block's codes that a lane reads, by CODE_FIELDS, and how many bits of a code each has.
     NAME_k_block<M16_TILES>, NAME_fields<M16_TILES>: the codes of one k_block and the fields per block, for M16_TILES of
     the tile's groups of 16 rows; with all of them (WARPS) as they lie in memory.
     """
@@ -191,14 +195,16 @@ struct alignas(16) {fmt.name}_k_block {{
     __device__ TernaryCodes codes(int m16, int lane) const {{ return ternary_codes(*this, m16, lane); }}
 }};
 """
-    shares, loads = [], []
-    for field in k_block.names or ():
+    words, loads, bits = [], [], dict.fromkeys(CODE_FIELDS, 0)
+    for member, field in zip(CODE_FIELDS, k_block.names or (), strict=False):
         _, parts, _, chunk = k_block[field].shape
-        shares.append(f"u32 {field}[{parts * chunk}];")
-        at = ((f"share.{field} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
-        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
+        bits[member] = parts * chunk
+        words.append(f"u32 {member}[{parts * chunk}];")
+        places = ((f"share.{member} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
+        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in places]
+    words.append(f"static constexpr int {', '.join(f'{name.upper()}_BITS = {n}' for name, n in bits.items())};")
     return f"""
-struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
+struct alignas(16) {fmt.name}_codes {{ {" ".join(words)} }};
 template <int M16_TILES>
 struct alignas(16) {fmt.name}_k_block {{
     {members}
@@ -290,7 +296,7 @@ def block_structs(fmt: Format) -> str:
                 "TO": offset_of(k_block, name),
             }
             functions = f"""static int base(int k_block, int t) {{ return {struct}_base[4 * k_block + t]; }}
-    static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{name}; }}
+    static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{code_member(fmt, name)}; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {listed(offset)}; return of[4 * step + j]; }}
 """
         elif name in fmt.code_fields:
@@ -338,8 +344,18 @@ def _block(fmt: Format) -> str:
     if fmt.encode is None or not fmt.integer or fmt.grid is not None or fmt.family:
         return ""
     fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
-    members = (f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields)
+    members = [f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields]
+    members.append(f"static constexpr int CODE_BITS = {fmt.code_bits};")
+    for name in fmt.slots:
+        field = fmt.dtype[name]
+        c_type, size = C_TYPES[field.base.str], field.itemsize
+        members.append(f"__device__ {c_type} (&{code_member(fmt, name)}())[{size}] {{ return {name}; }}")
     return f"struct {fmt.name}_block {{ {' '.join(members)} }};"
+
+
+def code_member(fmt: Format, name: str) -> str:
+    """The name by which shared headers know a field of codes."""
+    return CODE_FIELDS[list(fmt.slots).index(name)]
 
 
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:

@@ -24,8 +24,8 @@ place everything:
 
 Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
 them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
-of the file back; of digits to the base 3, in their canonical form.
-`pack`, `unpack` and `row_absmax` are the reference of kernels/pack/pack.cu and kernels/pack/unpack.cu.
+of the file back; of digits to the base 3, in their canonical form. `pack`, `unpack` and `row_absmax` are the reference
+of kernels/pack/pack.cu and kernels/pack/unpack.cu.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
             tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # row_block tile warp g block word r
     if fmt.digits is not None:
         ternary.pack(fmt, padded, tiles)
+    coded = {name: coded[name] for name in fmt.slots}  # the field of the lowest bits first
     for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
         tiles["k_blocks"][name] = words.reshape(tiles["k_blocks"][name].shape)
     return tiles
