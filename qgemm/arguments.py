@@ -15,16 +15,16 @@ from .errors import UnsupportedError
 from .packed import Packed, Transposed
 from .tensor import Tensor
 
-Activation = Literal["a16", "a8", "a8_g128", "a8_g256", "e4m3_g256"]
+Activation = Literal["a16", "a8", "a8_g256", "e4m3_g256"]
 MAX_WORK = 10_000  # candidates that are tried to tell whether two arrays share memory
 ACTIVATIONS: tuple[Activation, ...] = ("a16", "a8")  # exact, and ggml's integer formulas: every table has both
-KINDS: tuple[Activation, ...] = (*ACTIVATIONS, "a8_g128", "a8_g256", "e4m3_g256")
+KINDS: tuple[Activation, ...] = (*ACTIVATIONS, "a8_g256", "e4m3_g256")
 
 
 class PreparedActivations:
     """Base of activations that a device holds in quantized form; on the host they are a Tensor.
 
-    activation: that which multiplies them: "a8", "a8_g128", "a8_g256" or "e4m3_g256".
+    activation: that which multiplies them: "a8", "a8_g256" or "e4m3_g256".
     """
 
     activation: Activation = "a8"
@@ -73,8 +73,10 @@ def check_activation(activation: str | None, prepared: str | None = None) -> str
 
 
 def unknown_activation(activation: Any, known: Sequence[str] = KINDS) -> UnsupportedError:
-    """The error that says which kinds of activations there are."""
-    return UnsupportedError(f"activation is {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {activation!r}")
+    """The error that names the activations that exist."""
+    listed = f"activation is {', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+    removed = ", which was removed; use 'a8_g256'" if activation == "a8_g128" else ""
+    return UnsupportedError(f"{listed}, got {activation!r}{removed}")
 
 
 def prepared_for(x: Any) -> Activation | None:

@@ -80,8 +80,8 @@ def matmul(
     activation: "a16" multiplies x as it is with the exact weights; "a8" quantizes x to Q8_1 and multiplies integer
     codes block by block. Where ggml's float16 scales and sums would leave their normal range, those of x keep as
     many bits beyond it: finite y comes of any finite x; blocks of x below 3.7e-37 count as zero. On the CPU more
-    than 64 rows are decoded again and multiplied as floats, which is faster. "a8_g128" and "a8_g256" round both
-    factors to eight bits, x in groups of 128 or 256 columns and w in 256 of a row, for int8 tensor cores (sm_80 and
+    than 64 rows are decoded again and multiplied as floats, which is faster. "a8_g256" rounds both
+    factors to eight bits, x and w in groups of 256 columns of a row, for int8 tensor cores (sm_80 and
     later): about 1% off, and faster than "a16" in few cases alone, which docs/kernels/eight_bits.md names. "e4m3_g256"
     rounds x to e4m3 floats in groups of 256 columns and multiplies mxfp4, whose weights are exact in e4m3, on FP8
     tensor cores (sm_89 and later): 2.6% off, 1.8 where some columns of x are large. The default is "a16", for prepared
@@ -174,8 +174,8 @@ def _one_by_one(
 def quantize_activations(x: Any, activation: Activation = "a8") -> Any:
     """Prepare x [..., K] for several products of an activation; K must be a multiple of 32.
 
-    activation: "a8", Q8_1 blocks along K, "a8_g128" or "a8_g256", codes of eight bits with a scale a group of 128 or
-    256 columns, or "e4m3_g256", e4m3 floats with one. NaN and infinity become NaN in the outputs of their own row. On
+    activation: "a8", Q8_1 blocks along K, "a8_g256", codes of eight bits with a scale a group of 256
+    columns, or "e4m3_g256", e4m3 floats with one. NaN and infinity become NaN in the outputs of their own row. On
     the CPU the result is a Tensor, with scales and sums in float32 (qgemm/codec/activations.py, group_activations.py);
     blocks for a file are those of `quantize(x, "q8_1")`, which multiply too.
     """

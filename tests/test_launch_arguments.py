@@ -36,7 +36,7 @@ PRODUCTS = [
     (gemv.GEMV_DP4A, "a8", Q8_1, 75),
     (prefill_sm80.PREFILL_SM80, "a16", "half", 80),
     (prefill_sm80.PREFILL_SM80_A8, "a8", Q8_1, 80),
-    (prefill_sm80_eight_bits.PREFILL_SM80_EIGHT_BITS, "a8_g128", EIGHT_BITS, 80),
+    (prefill_sm80_eight_bits.PREFILL_SM80_EIGHT_BITS, "a8_g256", EIGHT_BITS, 80),
 ]
 
 

@@ -66,7 +66,7 @@ def test_products(fmt, m, blocks):
 def test_products_of_eight_bits_are_numpys(fmt, monkeypatch):
     """Bit for bit, NaN and infinity among x and scales: rows, tiles, groups and super-blocks cut short."""
     rng = np.random.default_rng(3)
-    for m, blocks, kind in ((7, 5, "a8_g128"), (16, 1, "a8_g256"), (29, 11, "a8_g256"), (29, 3, "a8_g128")):
+    for m, blocks, kind in ((7, 5, "a8_g256"), (16, 1, "a8_g256"), (29, 11, "a8_g256"), (29, 3, "a8_g256")):
         w = random_tensor(fmt, 37, max(32, fmt.weights) * blocks, rng)
         x = rng.standard_normal((m, w.shape[1]), np.float32) * np.exp2(rng.integers(-60, 60, (m, 1))).astype(np.float32)
         x[2, 3], x[3, 1], x[4] = np.nan, np.inf, 1e-37
@@ -270,7 +270,7 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     monkeypatch.setattr(library, "NATIVE", NARROW[narrow])
     monkeypatch.setattr(library, "cpu", lambda: "")  # compiled for no CPU of its own: as tools/build_wheel.py keeps it
     monkeypatch.setattr(library, "_loaded", Once())
-    cached = (libraries.loaded, products.of_g128)
+    cached = (libraries.loaded, products.eight_bit_library)
     for each_cache in cached:
         each_cache.cache_clear()
     try:

@@ -13,7 +13,7 @@ from helpers import normal, random_tensor
 from strategies import CODES, each
 
 import qgemm
-from qgemm.codec.error_bound import a8_g128_exact, excess
+from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
@@ -43,7 +43,7 @@ def test_products_are_the_formula_in_exact_integers(fmt):
     w = random_tensor(fmt, 70, 288, np.random.default_rng(3))
     identity, blocks = np.eye(w.shape[1], dtype=np.float32), prepared(normal(5, w.shape[1], seed=4), kind)
     weights = codes_of(w, run_eight_bits(w, prepared(identity, kind), kind, config=2))
-    want, near = a8_g128_exact(blocks, weights)
+    want, near = a8_g256_exact(blocks, weights)
     y = run_eight_bits(w, blocks, kind, config=2)
     assert excess(y.astype(np.float64), want, 2 * near) <= 1
 

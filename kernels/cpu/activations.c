@@ -14,7 +14,7 @@ typedef struct {
 
 _Static_assert(sizeof(activations) == ACTIVATION_BYTES, "activations differ from their dtype");
 
-// Of "a8_g128" and "a8_g256": the numbers of a group share d, the last of a row perhaps fewer.
+// Of "a8_g256": the numbers of a group share d, the last of a row perhaps fewer.
 typedef struct {
     float d;
     int8_t q[32];

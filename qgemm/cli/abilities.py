@@ -31,7 +31,7 @@ class Ability(NamedTuple):
 
     def __str__(self) -> str:
         """E.g. "a16: gemv_simt, dequantize; a8: gemv_dp4a, dequantize"; on the CPU, which has one kernel, "a16, a8,
-        a8_g128, a8_g256, dequantize"."""
+        a8_g256, dequantize"."""
         if [NUMPY] in self.products.values() or not self.products:
             text = ", ".join([*self.products, *["dequantize"] * self.dequantize])
         else:

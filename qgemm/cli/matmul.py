@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--activation",
         choices=KINDS,
         default="a16",
-        help="a16: x as it is; a8: as Q8_1; a8_g128, a8_g256: both in 8 bits; e4m3_g256: both in e4m3 (mxfp4)",
+        help="a16: x as it is; a8: as Q8_1; a8_g256: both in 8 bits; e4m3_g256: both in e4m3 (mxfp4)",
     )
     parser.add_argument("--backend", choices=tuple(BACKENDS), default="cpu", help="default cpu")
     add_json(parser, "the table")

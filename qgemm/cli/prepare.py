@@ -17,7 +17,7 @@ NO_FOLDER = "this user has no home folder; set QGEMM_CACHE_DIR to one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """FILE [--m M,...] [--activation a16|a8|a8_g128|a8_g256|e4m3_g256] [--dtype DTYPE]."""
+    """FILE [--m M,...] [--activation a16|a8|a8_g256|e4m3_g256] [--dtype DTYPE]."""
     add_file(parser)
     parser.add_argument("--m", metavar="M,...", type=counts, help="rows of x (default: any from 1 to 4096)")
     parser.add_argument("--activation", choices=KINDS, help="default: a16, as that of products")

@@ -1,4 +1,4 @@
-"""Weights as codes of eight bits, one scale for each row and 256 columns: what "a8_g128" makes of any integer format.
+"""Weights as codes of eight bits, one scale for each row and 256 columns: what "a8_g256" makes of any integer format.
 
     b = the largest magnitude that a weight of these columns could have, by its scale and minimum and any code
     s = b / 127,    q = round(w / s) in -127..127

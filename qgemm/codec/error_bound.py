@@ -98,7 +98,7 @@ def a8_exact(
         return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0), UNIT)
 
 
-def a8_g128_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
+def a8_g256_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] of codec/group_activations.py and weights of eight bits [N, K], and the bound
     of its float32 version: per group of 128 columns two roundings, none in the integer sum, then a sum over groups.
     """

@@ -1,7 +1,7 @@
-"""Activations of "a8_g128", "a8_g256" and "e4m3_g256" products: bytes, a scale for each token and group of columns.
+"""Activations of "a8_g256" and "e4m3_g256" products: bytes, a scale for each token and 256 columns.
 
     offset  bytes  field
-         0      4  d   float32 scale, of all blocks of a group: four of 128 columns, eight of 256
+         0      4  d   float32 scale, the same in the eight blocks of a group
          4     32  qs  byte j: value j, signed, -127 to 127; of "e4m3_g256" the code of a number of codec/e4m3.py
 
 d = absmax / 127 of the group, q = x / d rounded to the nearest, halves away from zero; of "e4m3_g256" d = absmax / 448
@@ -19,7 +19,7 @@ from .format import Blocks, Format, Levels
 from .packing import Bytes, Floats
 from .scales import absmax
 
-INTEGER = {"a8_g128": 128, "a8_g256": 256}  # columns that share a scale, by activation
+INTEGER = {"a8_g256": 256}  # columns that share a scale, by activation
 E4M3 = "e4m3_g256"
 GROUPS = {**INTEGER, E4M3: 256}
 GROUP = min(GROUPS.values())  # in which every one has the same scale
@@ -88,7 +88,7 @@ FORMATS = {
     for kind, group in INTEGER.items()
 }
 FORMATS[E4M3] = Format(E4M3, DTYPE["qs"].shape[0], DTYPE, None, e4m3_levels, formula="d * number")
-FORMAT = FORMATS["a8_g128"]
+FORMAT = FORMATS["a8_g256"]
 
 
 def multiplies(activation: str, fmt: Format) -> bool:

@@ -42,7 +42,7 @@ from qgemm.parallel import threads
 from qgemm.routing import check_of_experts, check_routing, check_weights_of, layer_of
 from qgemm.tensor import Tensor
 
-from . import a8_g128, e4m3, experts, native
+from . import e4m3, eight_bits, experts, native
 from . import numpy as kernels
 from .decode import dequantize as dequantize
 from .decode import gather as gather
@@ -115,7 +115,7 @@ class CpuBackend:
         if target is not None and not isinstance(values, Tensor) and np.may_share_memory(values, target):
             values = values.copy()
         if activation in GROUPS and not isinstance(values, Tensor):
-            values = a8_g128.quantize(values, activation)
+            values = eight_bits.quantize(values, activation)
         if _compiled(_rows(values), [p], activation):
             return like(x, y, rounds_itself(x, name)) if target is None else written(out, y)
         products = self.matmul_many(values, [gate, gated.up], activation, added, [None, None], np.float32)
@@ -155,7 +155,7 @@ class CpuBackend:
 
     @staticmethod
     def _prepared(x: NDArray[Any], activation: str) -> Tensor:
-        return a8_g128.quantize(x, activation) if activation in GROUPS else kernels.quantize_activations(x)
+        return eight_bits.quantize(x, activation) if activation in GROUPS else kernels.quantize_activations(x)
 
     def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Tensor:
         """Values [..., K] -> a Tensor."""
@@ -284,14 +284,14 @@ def _apart(p: Product, outs: Sequence[NDArray[Any]]) -> Product:
 def _multiply(x: NDArray[Any] | Tensor, products: Sequence[Product], activation: str) -> None:
     """y = x @ w.T + epilogue of each; but for "a16" with x as blocks of activations, which values are quantized to."""
     if activation in GROUPS and not isinstance(x, Tensor):
-        x = a8_g128.quantize(x, activation)
+        x = eight_bits.quantize(x, activation)
     rows = _rows(x)
     if _compiled(rows, products, activation):
         return
     if activation == "a8" and not isinstance(x, Tensor) and len(rows):
         rows = kernels.quantize_activations(rows).blocks
     found = {"a16": kernels.multiply_a16, "a8": kernels.multiply_a8, E4M3: e4m3.multiply}
-    by_numpy = found.get(activation, a8_g128.multiply)
+    by_numpy = found.get(activation, eight_bits.multiply)
     for p in products:
         if len(products) == 1 or not _compiled(rows, [p], activation):
             _finish(p, by_numpy, rows)

@@ -9,7 +9,7 @@ from helpers import cupy, float_dtype, guarded, normal, random_tensor
 from strategies import each
 
 import qgemm
-from qgemm.codec.error_bound import a8_g128_exact, excess
+from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
@@ -68,7 +68,7 @@ def test_products_are_the_formula_in_exact_integers(fmt, kind, monkeypatch):
     weights = codes_of(w, qgemm.matmul(cp.eye(k, dtype=np.float32), on_device, kind).get())
     for m in (241, 256, 257, 300, 777):
         prepared = qgemm.quantize_activations(cp.asarray(rng.standard_normal((m, k)).astype(np.float16)), kind)
-        want, near = a8_g128_exact(prepared.blocks(), weights)
+        want, near = a8_g256_exact(prepared.blocks(), weights)
         y = product(on_device, prepared, kind, makers=False)
         assert excess(y.astype(np.float64), want, 2 * near) <= 1
         made = [config.makers > 0 for config in gemm.configs(problem(on_device, m, kind))]

@@ -11,7 +11,7 @@ from helpers import assert_same_bits, cupy, guarded, normal, random_tensor
 from strategies import CODES, each
 
 import qgemm
-from qgemm.codec.error_bound import a8_g128_exact, excess
+from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
 from qgemm.cuda.kernels import routes
@@ -41,7 +41,7 @@ def on_gpu(x, kind):
 
 def of_kernel(w, on_device):
     """The codes that the kernel multiplies."""
-    kind = "a8_g128"
+    kind = "a8_g256"
     return codes_of(w, multiply(on_gpu(np.eye(w.shape[1], dtype=np.float32), kind), on_device, kind).get())
 
 
@@ -58,7 +58,7 @@ def test_products_are_the_formula_in_exact_integers(fmt):
         multiply(prepared, on_device, kind, y=y)
         got = rows.get()
         assert np.isnan(got[[0, -1]]).all()
-        want, near = a8_g128_exact(prepared.blocks(), weights)
+        want, near = a8_g256_exact(prepared.blocks(), weights)
         assert excess(got[1:-1].astype(np.float64), want, 2 * near) <= 1
 
 
@@ -74,7 +74,7 @@ def test_every_config(fmt, kind, config):
         weights = of_kernel(w, on_device)
         for m, split_k in itertools.product((1, config.tokens, config.tokens + 1), (1, 3, 4)):
             prepared = on_gpu(rng.standard_normal((m, w.shape[1])).astype(np.float16), kind)
-            want, near = a8_g128_exact(prepared.blocks(), weights)
+            want, near = a8_g256_exact(prepared.blocks(), weights)
             y = multiply(prepared, on_device, kind, Plan(config, split_k))
             assert excess(y.get().astype(np.float64), want, 2 * near) <= 1
             assert bool((multiply(prepared, on_device, kind, Plan(config, split_k)) == y).all())

@@ -29,7 +29,7 @@ C_TYPES = {
 class Target(ctypes.Structure):
     """Weights W [n, k] and y [m, n] = x @ W.T, for kernels/cpu/multiply.h, which takes its fields from here.
 
-    pack, rows: functions of the library that multiplies, the format's own but for "a8_g128"; eight: that of the
+    pack, rows: functions of the library that multiplies, the format's own but for "a8_g256"; eight: that of the
     format's library which makes codes of eight bits of W for it, or none. quantize: of x to blocks of activations, or
     none. x_row, w_row, y_row, residual_row: bytes from a row to the next. row_bytes, tile_bytes: of a packed row of x.
     packed_by: which of the weights of a call packs x for this one. table: levels of a codebook of floats, TABLE of

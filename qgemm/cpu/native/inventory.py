@@ -13,7 +13,7 @@ from .sources import Source
 
 
 def sources(formats: Iterable[Format] = FORMATS.values()) -> list[Source]:
-    """Those of no format: the pool, activations, "a8_g128", encoders; and of each format that has one. Each once."""
+    """Those of no format: the pool, activations, "a8_g256", encoders; and of each format that has one. Each once."""
     of_formats = (libraries.source(fmt) for fmt in formats)
-    each = (POOL, products.QUANTIZER, products.G128, *encoders.SOURCES, *of_formats)
+    each = (POOL, products.QUANTIZER, products.EIGHT_BITS, *encoders.SOURCES, *of_formats)
     return list(dict.fromkeys(source for source in each if source is not None))

@@ -51,8 +51,8 @@ QUANTIZER = source_of(
     },
     UNFUSED,
 )
-G128 = source_of(
-    "products_g128",
+EIGHT_BITS = source_of(
+    "products_eight_bits",
     {"ACTIVATION_BYTES": str(group_activations.DTYPE.itemsize), "MOST_TOKENS": str(TOKENS)},
     UNFUSED,
 )
@@ -94,7 +94,7 @@ def preparation(formats: Sequence[Format], kinds: Sequence[str]) -> list[Callabl
         loads += [
             pool,
             *[_quantizer] * (set(kinds) != {"a16"}),
-            *[of_g128] * (not group_activations.INTEGER.keys().isdisjoint(kinds)),
+            *[eight_bit_library] * (not group_activations.INTEGER.keys().isdisjoint(kinds)),
         ]
     return [partial(compiles, each) for each in loads]
 
@@ -126,15 +126,14 @@ class Weights(NamedTuple):
 def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> bool:
     """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
 
-    activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g128"
-    and "a8_g256" with x as blocks of theirs; of "e4m3_g256" what its blocks decode to is multiplied by exact weights.
+    activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g256"
+    with x as its blocks; of "e4m3_g256" what its blocks decode to is multiplied by exact weights.
 
     x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
     must do it: then nothing is written.
     """
     if activation == group_activations.E4M3:
         x, activation = group_activations.FORMATS[activation].dequantize(x), "a16"
-    activation = "a8_g128" if activation in group_activations.INTEGER else activation
     digits = [_digits(p.w.format, activation) for p in products]
     if None in digits:
         return False
@@ -158,8 +157,8 @@ def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> b
 
 def _ready(activation: str) -> bool:
     """Whether there is the library, of no format, that a kind of activations needs."""
-    if activation == "a8_g128":
-        return of_g128() is not None
+    if activation == "a8_g256":
+        return eight_bit_library() is not None
     return activation != "a8" or _quantizer() is not None
 
 
@@ -168,7 +167,7 @@ def _digits(fmt: Format, activation: str) -> int | None:
     whole = activation != "a16"
     if not serves(fmt) or (whole and (not fmt.integer or source(fmt) is None)):
         return None
-    if activation == "a8_g128" and _rounds_otherwise(fmt):
+    if activation == "a8_g256" and _rounds_otherwise(fmt):
         return None
     return A8 if whole else A16 if multiplied_as(fmt).integer else FLOATS
 
@@ -225,8 +224,8 @@ def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], ac
     assert engine is not None, "asked before"
     assert digits is not None, "asked before"
     table, quantizer, eight = _table(fmt), _quantizer() if activation == "a8" else None, None
-    if activation == "a8_g128":
-        eight, engine = engine.qgemm_eight_bits, of_g128()
+    if activation == "a8_g256":
+        eight, engine = engine.qgemm_eight_bits, eight_bit_library()
         assert engine is not None, "asked before"
     of_tiles = FLOATS if digits == A16 else digits
     sizes = (engine.qgemm_packed_bytes(*kind, shape[1]) for kind in ((digits, 0), (of_tiles, 1)))
@@ -241,9 +240,9 @@ def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], ac
 
 
 @cache
-def of_g128() -> ctypes.CDLL | None:
+def eight_bit_library() -> ctypes.CDLL | None:
     """The library that multiplies codes of eight bits, whatever format they are of."""
-    found = None if _quantizer() is None else library(G128)
+    found = None if _quantizer() is None else library(EIGHT_BITS)
     return found if found is None else sized(found)
 
 

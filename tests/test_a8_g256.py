@@ -1,4 +1,4 @@
-"""Products of eight bits on either side, "a8_g128" and "a8_g256": the formula in exact integers, codes, error."""
+"""Products of eight bits on either side, "a8_g256": the formula in exact integers, codes, error."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from strategies import EVERY_CODES, each, problems
 
 import qgemm
 from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
-from qgemm.codec.error_bound import a8_g128_exact, excess
-from qgemm.codec.group_activations import FORMAT, INTEGER
+from qgemm.codec.error_bound import a8_g256_exact, excess
+from qgemm.codec.group_activations import FORMAT, GROUP
 
-KIND = "a8_g128"
-LIMITS = {"a8_g128": 0.03, "a8_g256": 0.035}  # of the error with outlier channels: docs/kernels/eight_bits.md
-every_kind = pytest.mark.parametrize("kind", INTEGER)
+KIND = "a8_g256"
+OUTLIER_LIMIT = 0.035  # error with outlier channels, docs/kernels/eight_bits.md
 
 
 def weights_of(w: qgemm.Tensor):
@@ -29,7 +28,7 @@ def weights_of(w: qgemm.Tensor):
 def test_product_is_the_formula_in_exact_integers(fmt, data):
     x, w = data.draw(problems(fmt))
     prepared, y = prepared_product(x, w, KIND)
-    assert excess(y, *a8_g128_exact(prepared.blocks, weights_of(w))) <= 1
+    assert excess(y, *a8_g256_exact(prepared.blocks, weights_of(w))) <= 1
 
 
 @each(EVERY_CODES)
@@ -59,20 +58,19 @@ def test_identity_gives_back_the_codes():
     np.testing.assert_allclose(y.T, found.codes * found.scale.repeat(COLUMNS, axis=1), rtol=1e-6)
 
 
-@every_kind
 @pytest.mark.parametrize("k", [32, 96, 128, 160, 256, 288, 640])
-def test_last_groups_may_be_short(k, kind):
+def test_last_groups_may_be_short(k):
     x, w = normal(3, k), random_tensor(qgemm.FORMATS["q5_1"], 70, k, np.random.default_rng(k))
-    prepared, group = qgemm.quantize_activations(x, kind), INTEGER[kind]
+    prepared, group = qgemm.quantize_activations(x, KIND), GROUP
     assert prepared.blocks.shape == (3, k // 32)
     for first in range(0, k, group):
         d = prepared.blocks["d"][:, first // 32 : (first + group) // 32]
         unit = np.abs(x[:, first : first + group]).max(axis=1, keepdims=True) / np.float32(127)
         np.testing.assert_array_equal(d, unit.repeat(d.shape[1], axis=1))
     np.testing.assert_allclose(prepared.dequantize(), x, atol=0.5001 * prepared.blocks["d"].max())
-    y = qgemm.matmul(x, w, kind)
+    y = qgemm.matmul(x, w, KIND)
     np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
-    assert excess(y, *a8_g128_exact(prepared.blocks, weights_of(w))) <= 1
+    assert excess(y, *a8_g256_exact(prepared.blocks, weights_of(w))) <= 1
 
 
 def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
@@ -103,18 +101,17 @@ def test_any_magnitude_of_x(size):
     assert np.abs(prepared.blocks["qs"]).max() == (0 if size == 1e-38 else 127)
 
 
-@every_kind
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "q2_k", "tq2_0"])
-def test_relative_error_of_products(name, kind):
-    """Against exact weights and activations: 1.5% on normal activations, LIMITS with outlier channels."""
+def test_relative_error_of_products(name):
+    """Against exact weights and activations: 1.5% on normal activations, OUTLIER_LIMIT with outlier channels."""
     rng = np.random.default_rng(2)
     w = qgemm.quantize(rng.standard_normal((64, 2048)).astype(np.float32), name)
     x = rng.standard_normal((16, 2048)).astype(np.float32)
     outliers = x.copy()
     outliers[:, rng.choice(2048, 20, replace=False)] *= 20
-    for values, most in ((x, 0.015), (outliers, LIMITS[kind])):
+    for values, most in ((x, 0.015), (outliers, OUTLIER_LIMIT)):
         want = exact(values, w)
-        assert np.sqrt(((qgemm.matmul(values, w, kind) - want) ** 2).mean() / (want**2).mean()) < most
+        assert np.sqrt(((qgemm.matmul(values, w, KIND) - want) ** 2).mean() / (want**2).mean()) < most
 
 
 def test_gated_many_and_experts_take_it():
@@ -134,14 +131,17 @@ def test_gated_many_and_experts_take_it():
 def test_errors_say_what_fits():
     x, w = normal(2, 64), qgemm.quantize(normal(3, 64), "q4_0")
     for call, message in (
-        (lambda: qgemm.matmul(qgemm.quantize_activations(x, KIND), w, "a8"), "for activation 'a8_g128', got 'a8'"),
-        (lambda: qgemm.matmul(qgemm.quantize_activations(x, "a8_g256"), w, KIND), "a group of 256 for activation"),
-        (lambda: qgemm.matmul(qgemm.quantize_activations(x), w, KIND), "are Q8_1 for activation 'a8', got 'a8_g128'"),
+        (
+            lambda: qgemm.matmul(qgemm.quantize_activations(x, KIND), w, "a8"),
+            "activation 'a8_g256', got 'a8'",
+        ),
+        (lambda: qgemm.matmul(qgemm.quantize_activations(x), w, KIND), "are Q8_1 for activation 'a8', got 'a8_g256'"),
+        (lambda: qgemm.matmul(x, w, "a8_g128"), "got 'a8_g128', which was removed; use 'a8_g256'"),
         (
             lambda: qgemm.quantize_activations(x, "a16"),
-            "activation is 'a8', 'a8_g128', 'a8_g256' or 'e4m3_g256', got 'a16'",
+            "activation is 'a8', 'a8_g256' or 'e4m3_g256', got 'a16'",
         ),
-        (lambda: qgemm.matmul(x, w, "a4"), "activation is 'a16', 'a8', 'a8_g128', 'a8_g256' or 'e4m3_g256', got 'a4'"),
+        (lambda: qgemm.matmul(x, w, "a4"), "activation is 'a16', 'a8', 'a8_g256' or 'e4m3_g256', got 'a4'"),
         (
             lambda: qgemm.matmul(x, qgemm.quantize(x, "kbit4"), KIND),
             "no integer codes for activations of eight bits a group",

@@ -1,30 +1,28 @@
-// "a8_g128": y = sum over groups of 128 columns of (dx * sw) * dot(qx, qw), codes of eight bits on either side.
+// "a8_g256": y = sum over groups of 256 columns of (dx * sw) * dot(qx, qw), codes of eight bits in x and in W.
 //
-// It knows no format: the library of W's format makes its codes (to_eight_bits.h), of 256 columns at a time and once
-// for all rows of x. Sums of a group are exact integers; what follows is rounded as NumPy rounds it
-// (qgemm/cpu/a8_g128.py): compiled with -ffp-contract=off.
+// It knows no format: the library of W's format writes the codes of W (to_eight_bits.h), 256 columns at a time and once
+// for all rows of x. Sums of a group are exact integers. The float steps after them round as NumPy does
+// (qgemm/cpu/eight_bits.py), hence -ffp-contract=off.
 //
 // Macros: ACTIVATION_BYTES, a block's of activations; MOST_TOKENS, rows of x.
 #define CODE_BITS 8
 #include "numbers.h"
 #include "panel_rows.h"
 
-enum { GROUP = 128, GROUPS_OF_SUPER = SUPER / GROUP };
-
-// 256 numbers of x. start: of each group what takes 128 away from the codes of W.
+// A group of 256 numbers of x. start: initial value of a dot product, which subtracts 128 from every code of W.
 typedef struct {
     int8_t q[SUPER];
-    float d[GROUPS_OF_SUPER];
-    int32_t start[GROUPS_OF_SUPER];
+    float d;
+    int32_t start;
 } packed_x;
 
-// Of a row of x.
+// Bytes of a packed row of x.
 int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {
     (void)digits, (void)tiles;
     return (k + SUPER - 1) / SUPER * (int64_t)sizeof(packed_x);
 }
 
-// Rows first .. last - 1 of x, blocks of activations (float d, 32 int8): what a thread does.
+// A thread's share: packs rows first .. last - 1 of x, blocks of a float d and 32 int8.
 void qgemm_pack(const void* argument, int64_t first, int64_t last) {
     const packing* p = argument;
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
@@ -34,14 +32,12 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
             memset(to, 0, sizeof *to);
             for (int64_t b = 0; b < SUPER / 32 && i * SUPER + 32 * b < p->k; ++b) {
                 const char* block = p->x + row * p->x_row + (i * SUPER / 32 + b) * ACTIVATION_BYTES;
-                memcpy(&to->d[32 * b / GROUP], block, sizeof(float));
+                memcpy(&to->d, block, sizeof(float));
                 memcpy(to->q + 32 * b, block + sizeof(float), 32);
             }
-            for (int group = 0; group < GROUPS_OF_SUPER; ++group) {
-                int32_t sum = 0;
-                for (int j = 0; j < GROUP; ++j) sum += to->q[GROUP * group + j];
-                to->start[group] = -128 * sum;
-            }
+            int32_t sum = 0;
+            for (int j = 0; j < SUPER; ++j) sum += to->q[j];
+            to->start = -128 * sum;
         }
 }
 
@@ -50,7 +46,7 @@ INLINE void eight_bits_of(eight_bits* to, const product* p, int64_t row, int64_t
     p->eight(&job, row, row + rows);
 }
 
-// Few rows of x, a row of W after the other.
+// For few rows of x: one row of W at a time.
 static void rows_of_w(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const packed_x* x = p->packed;
@@ -61,21 +57,18 @@ static void rows_of_w(const product* p, int64_t first, int64_t last) {
             eight_bits w;
             eight_bits_of(&w, p, row, 1, i);
             for (int64_t token = 0; token < p->m; ++token) {
-                const packed_x* at = x + token * supers + i;
-                for (int group = 0; group < GROUPS_OF_SUPER; ++group) {
-                    i32x16 dots = all_ints(0);
-                    for (int j = GROUP * group; j < GROUP * (group + 1); j += 64)
-                        dots = dot(dots, load64(w.q + j), load_codes(at->q + j));
-                    const float sum = (float)(at->start[group] + sum_of_ints(dots));
-                    totals[token] += sum * (at->d[group] * w.scale);
-                }
+                const packed_x* group = x + token * supers + i;
+                i32x16 dots = all_ints(0);
+                for (int j = 0; j < SUPER; j += 64) dots = dot(dots, load64(w.q + j), load_codes(group->q + j));
+                const float sum = (float)(group->start + sum_of_ints(dots));
+                totals[token] += sum * (group->d * w.scale);
             }
         }
         for (int64_t token = 0; token < p->m; ++token) p->y[token * p->y_row + row] = totals[token] * p->unit;
     }
 }
 
-// 256 columns of 16 rows as words of four codes, a row a lane.
+// 256 columns of 16 rows of W, transposed: each word holds four codes of a row, and a lane holds a row.
 typedef struct {
     u8x64 codes[SUPER / 4];
     f32x16 scale;
@@ -87,9 +80,9 @@ static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64
     eight_bits w[ROWS_OF_TILE];
     eight_bits_of(w, p, row, rows, i);
     for (int r = 0; r < ROWS_OF_TILE; ++r) {
-        const eight_bits* of = &w[r < rows ? r : rows - 1];
-        for (int j = 0; j < 4; ++j) bytes[r][j] = load64(of->q + 64 * j);
-        scale[r] = of->scale;
+        const eight_bits* codes = &w[r < rows ? r : rows - 1];
+        for (int j = 0; j < 4; ++j) bytes[r][j] = load64(codes->q + 64 * j);
+        scale[r] = codes->scale;
     }
     to->scale = load_floats(scale);
     for (int j = 0; j < 4; ++j) transpose16(&bytes[0][j], 4);
@@ -98,12 +91,11 @@ static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64
 }
 
 static void tiles_of_w(const product* p, int64_t first, int64_t last) {
-    enum { WORDS = GROUP / 4 };
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     tile w[PANELS];
     f32x16 sums[MOST_TOKENS][PANELS];
     for (int64_t row = first; row < last; row += ROWS_OF_TILE * PANELS) {
-        int rows[PANELS];  // of each tile
+        int rows[PANELS];  // rows in each tile
         rows_of_panels(rows, w, sizeof w[0], last - row);
         memset(sums, 0, sizeof sums[0] * p->m);
         for (int64_t i = 0; i < supers; ++i) {
@@ -111,15 +103,13 @@ static void tiles_of_w(const product* p, int64_t first, int64_t last) {
                 if (rows[v]) unpack_tile(&w[v], p, row + ROWS_OF_TILE * v, rows[v], i);
             for (int64_t token = 0; token < p->m; token += TOKENS_OF_SUMS) {
                 const packed_x* x = (const packed_x*)p->packed + i * p->m + token;
-                for (int group = 0; group < GROUPS_OF_SUPER; ++group) {
-                    i32x16 dots[TOKENS_OF_SUMS][PANELS];
-                    EACH_SUM dots[t][v] = all_ints(x[t].start[group]);
-                    for (int word = WORDS * group; word < WORDS * (group + 1); ++word)
-                        EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
-                    EACH_SUM {
-                        const f32x16 unit = mul_all(w[v].scale, x[t].d[group]);
-                        sums[token + t][v] = add_floats(sums[token + t][v], mul(to_float(dots[t][v]), unit));
-                    }
+                i32x16 dots[TOKENS_OF_SUMS][PANELS];
+                EACH_SUM dots[t][v] = all_ints(x[t].start);
+                for (int word = 0; word < SUPER / 4; ++word)
+                    EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+                EACH_SUM {
+                    const f32x16 unit = mul_all(w[v].scale, x[t].d);
+                    sums[token + t][v] = add_floats(sums[token + t][v], mul(to_float(dots[t][v]), unit));
                 }
             }
         }
@@ -127,7 +117,7 @@ static void tiles_of_w(const product* p, int64_t first, int64_t last) {
     }
 }
 
-// Rows first .. last - 1 of W by all rows of x: what a thread does.
+// A thread's share: rows first .. last - 1 of W times all rows of x.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = ieee_mode();

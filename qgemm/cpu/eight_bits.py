@@ -1,7 +1,4 @@
-"""Products of "a8_g128" by NumPy: eight bits of both factors, exact integer sums of 128 columns, scaled in float32.
-
-Those of "a8_g256" are the same: blocks hold the scale of a group, however wide, for each 32 columns.
-"""
+"""Products of "a8_g256" by NumPy: eight bits of both factors, exact integer sums of 256 columns, scaled in float32."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.eight_bits import COLUMNS, eight_bits
+from qgemm.codec.eight_bits import eight_bits
 from qgemm.codec.format import Blocks
 from qgemm.codec.group_activations import BLOCKS, FORMATS, GROUP, INTEGER, encode_rows
 from qgemm.errors import UnsupportedError
@@ -24,7 +21,7 @@ ROWS = 16  # of x that a core quantizes at a time
 
 
 def quantize(x: NDArray[Any], activation: str) -> Tensor:
-    """Values [..., K] -> a Tensor [..., K] of activations "a8_g128", "a8_g256" or "e4m3_g256".
+    """Values [..., K] -> a Tensor [..., K] of activations "a8_g256" or "e4m3_g256".
 
     NaN and infinity make NaN of their own group.
     """
@@ -46,9 +43,9 @@ def quantize(x: NDArray[Any], activation: str) -> Tensor:
 
 
 def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
-    """y [M, N] = sum over groups g of sw[n, g / 2] * dx[m, g] * sum(q_x * q_w): x [M, K / 32] as blocks, w [N, K].
+    """y [M, N] = sum over groups g of sw[n, g] * dx[m, g] * sum(q_x * q_w): x [M, K / 32] as blocks, w [N, K].
 
-    Integer sums of a group are below 127 * 127 * 128 < 2^24, so that BLAS computes them exactly in float32.
+    Integer sums of a group are below 127 * 127 * 256 < 2^24, so that BLAS computes them exactly in float32.
     """
     if not w.format.integer:
         raise UnsupportedError(
@@ -67,5 +64,5 @@ def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
             for g, first in enumerate(range(0, k, GROUP)):
                 columns = slice(first, first + GROUP)
                 sums = qx[:, columns] @ qw[:, columns].T
-                total += sums * (dx[g][:, None] * weights.scale[:, first // COLUMNS])
+                total += sums * (dx[g][:, None] * weights.scale[:, g])
             y[:, part] = total
