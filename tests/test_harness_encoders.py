@@ -29,7 +29,7 @@ kernel = cache(Kernel)
 def encoded(fmt: Format, x: np.ndarray, importance: np.ndarray | None = None, backwards: bool = False):
     """(blocks, what the CTAs found) of values [n, weights] float32; importance: of some of the first, then again."""
     count, turn, ctas = len(x), transforms.blocks_per_warp(fmt), 2
-    made, found = device_array(-(-count // turn) * turn, fmt.dtype), device_array(ctas, transforms.FOUND)
+    made, found = device_array(-(-count // turn) * turn, fmt.dtype), device_array(ctas, transforms.ENCODE_STATS)
     transform = transforms.ENCODE_GROUPS if importance is None else transforms.ENCODE_WEIGHTED
     encode = kernel("encode_groups", fmt, **transform.template(fmt, WEIGHTED=int(importance is not None)))
     of = np.ones(fmt.weights, np.float32) if importance is None else importance

@@ -139,7 +139,7 @@ def encoded(fmt, x, backwards=False):
     """(blocks, what the CTAs found) of values [n, 32] float32 by the kernel."""
     count, ctas = len(x), 2
     made = device_array(-(-count // transforms.BLOCKS_PER_WARP) * transforms.BLOCKS_PER_WARP, fmt.dtype)
-    found = device_array(ctas, transforms.FOUND)
+    found = device_array(ctas, transforms.ENCODE_STATS)
     encode = kernel("encode", fmt, **transforms.ENCODE.template(fmt, In="float"))
     encode(ctas, transforms.ENCODE_THREADS, to_device(x), made, found, count, backwards=backwards)
     return made[:count], found

@@ -17,7 +17,7 @@ import qgemm
 from qgemm.codec import e4m4
 from qgemm.codec.codebook import (
     BINS,
-    LEAST,
+    MIN_ABSMAX,
     SCALE,
     below_bins,
     nearest,
@@ -81,7 +81,7 @@ def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
         assert not apart or (below - before[bins] <= 1).all()
 
 
-DIVISORS = [np.float32(LEAST), *np.float32(2.0) ** np.arange(-26, 16), np.float32(3e-3), np.float32(65519.9)]
+DIVISORS = [np.float32(MIN_ABSMAX), *np.float32(2.0) ** np.arange(-26, 16), np.float32(3e-3), np.float32(65519.9)]
 
 
 @each(CODEBOOKS[::2])
@@ -118,7 +118,7 @@ def test_short_values_compare_by_one_product(fmt, dtype, data):
     assume(found is not None)
     positive = np.arange(1, 0x7C00, dtype=np.uint16).view(dtype)
     numbers, most = positive.astype(np.float32), positive[-1]
-    d = np.append(numbers[(numbers >= LEAST) & (numbers < 2**16)], LEAST)
+    d = np.append(numbers[(numbers >= MIN_ABSMAX) & (numbers < 2**16)], MIN_ABSMAX)
     for edge, e in zip(between, found.astype(np.float64), strict=True):
         near = np.clip(np.float64(edge) * d, -d, d).astype(dtype)
         for x in (near, np.nextafter(near, np.zeros_like(near)), np.nextafter(near, np.copysign(most, near))):

@@ -26,7 +26,12 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 @cache
 def kernel(fmt: Format, source: str):
     exponents = row_scale.range_of(fmt, source)
-    limits = {"LEVEL": exponents.level, "HEADROOM": exponents.above, "MIN": exponents.least, "MAX": exponents.most}
+    limits = {
+        "LEVEL": exponents.level,
+        "HEADROOM": exponents.above,
+        "MIN": exponents.min_weight,
+        "MAX": exponents.max_weight,
+    }
     template = {"In": source, **{f"ROW_SCALE_{name}": value for name, value in limits.items()}}
     unit = f'{codegen.config(fmt, **template)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
     return harness.library(unit, codegen.headers(fmt))

@@ -99,9 +99,9 @@ def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
     assert unit.level + 24 <= 15 or tiles.code_exponent(fmt) is not None
     for bound in BOUNDS:
         weight = unit.weight(bound)
-        assert unit.least <= weight <= unit.most
+        assert unit.min_weight <= weight <= unit.max_weight
         assert all(-126 <= x <= 127 for x in (weight, -weight, -weight - unit.level))  # powers of two in float32
-        if weight < unit.most:
+        if weight < unit.max_weight:
             assert bound * 2.0**-weight < 2.0**15
             assert bound / float(tiles.largest_code(fmt)) * 2.0 ** (-weight - unit.level) <= 2.0**15
 

@@ -80,10 +80,12 @@ def test_a_block_of_another_size_is_refused(fmt, tmp_path):
 @given(seeds())
 def test_scales_of_nvfp4(rng):
     """The nearest; what a byte stands for comes back. Just below the normal numbers ggml has the one below those."""
-    halves = nvfp4.SCALES[: nvfp4.MOST + 1] * 2
+    halves = nvfp4.SCALES[: nvfp4.MAX_SCALE + 1] * 2
     known = halves < 256  # ggml writes no other above
     assert (nvfp4.scales(halves[known]) == np.flatnonzero(known)).all()
     values = np.append(np.exp2(rng.uniform(-6, 7.9, 500)), rng.uniform(0, 7.5 / 512, 500)).astype(np.float32)
     error = np.abs(halves[nvfp4.scales(values)] - values)
     assert (error <= np.abs(halves[known][:, None] - values).min(axis=0)).all()
-    assert (nvfp4.scales(np.array([0, 7.75 / 512, 300, 1e30], np.float32)) == [0, 7, nvfp4.MOST, nvfp4.MOST]).all()
+    assert (
+        nvfp4.scales(np.array([0, 7.75 / 512, 300, 1e30], np.float32)) == [0, 7, nvfp4.MAX_SCALE, nvfp4.MAX_SCALE]
+    ).all()

@@ -7,7 +7,7 @@ namespace qgemm {
 
 struct NibbleWord {
     template <class Codes>
-    static __device__ u32 of(const Codes& codes, int step) {
+    static __device__ u32 word(const Codes& codes, int step) {
         return codes.low[step];
     }
 };

@@ -6,22 +6,22 @@
 
 namespace qgemm {
 
-// Twice the code of row g from bit 0 of each byte on, of row g + 8 from bit 4 on.
+// Twice the code: row g from bit 0 of each byte on, row g + 8 from bit 4 on.
 struct DoubledBitWord {
     template <class Codes>
-    static __device__ u32 of(const Codes& codes, int step) {
+    static __device__ u32 word(const Codes& codes, int step) {
         return step ? codes.low[0] >> (step - 1) : codes.low[0] << 1;
     }
 };
 
 struct BitWord {
     template <class Codes>
-    static __device__ u32 of(const Codes& codes, int step) {
+    static __device__ u32 word(const Codes& codes, int step) {
         return codes.low[0] >> step;
     }
 };
 
-// The bits of a step, of rows g and g + 8, as they stand in a word.
+// The bits of a step of rows g and g + 8, at their places in the word.
 __device__ inline Bytes placed_bits(u32 word, int step) {
     return {word & 0x01010101 << step, word & 0x10101010 << step};
 }
@@ -31,7 +31,7 @@ template <class Fields>
 struct PlusMinusOne : MaskedCodes<Fields, DoubledBitWord, 2, 1> {
     using Codes = typename Fields::Codes;
     static_assert(code_bits_are<Codes>(1), "PlusMinusOne: a field of one-bit codes");
-    static constexpr int ZERO = 0;  // of bytes()
+    static constexpr int ZERO = 0;  // bytes() are levels
 
     // 255 - 254 q in each byte: -1 or 1.
     static __device__ Bytes bytes(const Codes& codes, int step) {

@@ -1,5 +1,6 @@
-// Codes of seven bits, two in a byte where six of their bits overlap: per step a lane has a word w of four bytes, and f
-// with those bits. Row g is (w ^ f) & 127, row g + 8 is w >> 1 & 127. Twin of qgemm/codec/layouts/seven_bits.py.
+// Codes of seven bits, two in a byte with six overlapping bits: per step a lane has a word w of four bytes, and a word
+// f with the overlapping bits. Row g is (w ^ f) & 127, row g + 8 is w >> 1 & 127. Twin of
+// qgemm/codec/layouts/seven_bits.py.
 #pragma once
 
 #include "fragment.cuh"
@@ -20,10 +21,10 @@ struct SevenBits : Fields {
     static __device__ u32 rest(const Codes& codes, int step) {
         const u32 own[3] = {codes.high[0], codes.high[1], codes.top[0]};
         if (step < 3) return own[step];
-        u32 found = 0;
+        u32 last = 0;
 #pragma unroll
-        for (int i = 0; i < 3; ++i) found |= __funnelshift_l(own[i], own[i], 2 * i + 2) & SPARE << 2 * i;
-        return found;
+        for (int i = 0; i < 3; ++i) last |= __funnelshift_l(own[i], own[i], 2 * i + 2) & SPARE << 2 * i;
+        return last;
     }
     static __device__ Fragment codes_f16(const Codes& codes, int step) {
         constexpr u32 LOW = 0x007f007f, HIGH = LOW << 1;
@@ -32,8 +33,8 @@ struct SevenBits : Fields {
                            far & HIGH);
     }
     static __device__ Fragment fragment(const Codes& codes, int step) {
-        const Fragment found = codes_f16(codes, step);
-        const u32* bits = reinterpret_cast<const u32*>(found.a);
+        const Fragment masked = codes_f16(codes, step);
+        const u32* bits = reinterpret_cast<const u32*>(masked.a);
         return {levels_from<0>(bits[0], ZERO), levels_from<1>(bits[1], ZERO), levels_from<0>(bits[2], ZERO),
                 levels_from<1>(bits[3], ZERO)};
     }
@@ -63,13 +64,13 @@ struct SevenBits : Fields {
         u32 nibbles[STEPS], two[2] = {}, top = 0;
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
-            const Bytes found = bytes(codes, step);
+            const Bytes q = bytes(codes, step);
             nibbles[step] = 0;
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                nibbles[step] |= (found.row[r] & 15 * EVERY) << 4 * r;
-                two[step / 2] |= (found.row[r] >> 4 & 3 * EVERY) << (2 * (step % 2) + 4 * r);
-                top |= (found.row[r] >> 6 & EVERY) << (step + 4 * r);
+                nibbles[step] |= (q.row[r] & 15 * EVERY) << 4 * r;
+                two[step / 2] |= (q.row[r] >> 4 & 3 * EVERY) << (2 * (step % 2) + 4 * r);
+                top |= (q.row[r] >> 6 & EVERY) << (step + 4 * r);
             }
         }
 #pragma unroll
@@ -78,10 +79,11 @@ struct SevenBits : Fields {
     }
 
 private:
-    // Codes of row g (at = 0) or g + 8 (at = 4), one in each byte.
-    static __device__ u32 side_by_side(const Codes& codes, int step, int at) {
-        return (codes.low[step] >> at & 15 * EVERY) | (codes.high[step / 2] >> (2 * (step % 2) + at) & 3 * EVERY) << 4 |
-               (codes.top[0] >> (step + at) & EVERY) << 6;
+    // Codes of row g (shift = 0) or g + 8 (shift = 4), one in each byte.
+    static __device__ u32 side_by_side(const Codes& codes, int step, int shift) {
+        return (codes.low[step] >> shift & 15 * EVERY) |
+               (codes.high[step / 2] >> (2 * (step % 2) + shift) & 3 * EVERY) << 4 |
+               (codes.top[0] >> (step + shift) & EVERY) << 6;
     }
 };
 

@@ -1,4 +1,4 @@
-// Signed codes of eight bits: a tile holds q + 128, whose bits are a subnormal half as they stand.
+// Signed codes of eight bits: a tile holds q + 128, whose bits are a subnormal half.
 // Twin of qgemm/codec/layouts/signed_bytes.py.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace qgemm {
 // Four signed bytes q <-> q + 128.
 __device__ inline u32 signed_bytes(u32 word) { return word ^ 0x80808080; }
 
-// Four bytes q below 128 -> q - ZERO as signed bytes: no byte borrows from the next while its top bit is set.
+// Four bytes q below 128 -> q - ZERO as signed bytes; the top bits keep bytes from borrowing.
 template <int ZERO>
 __device__ inline u32 centred(u32 q) {
     return signed_bytes((q | 0x80808080) - 0x01010101 * ZERO);
@@ -27,7 +27,7 @@ template <class Fields>
 struct SignedBytes : Fields {
     using Codes = typename Fields::Codes;
     static_assert(code_bits_are<Codes>(8), "SignedBytes: a field of eight-bit codes");
-    static constexpr int ZERO = 0;  // of bytes(), which are levels
+    static constexpr int ZERO = 0;  // bytes() are levels
 
     static __device__ void to_tile(Codes& codes) {
 #pragma unroll

@@ -1,6 +1,6 @@
-// Codes of two bits, a word for two steps: in byte j, column j of row g has bits 0 and 1 (the even step) and 2 and 3, of
-// row g + 8 the same four bits above. Codes of three bits have their third in another word: in its byte j, row g has
-// bits 0 to 3, a bit for each of the four steps, and row g + 8 bits 4 to 7.
+// Codes of two bits, a word for two steps: byte j is column j; row g has bits 0 and 1 (the even step) and 2 and 3, row
+// g + 8 the same places in the high nibble. Codes of three bits have their third in another word: in its byte j, row g
+// has bits 0 to 3, a bit for each of the four steps, and row g + 8 bits 4 to 7.
 #pragma once
 
 #include "codes/masked.cuh"
@@ -10,15 +10,15 @@ namespace qgemm {
 
 struct TwoBitWord {
     template <class Codes>
-    static __device__ u32 of(const Codes& codes, int step) {
+    static __device__ u32 word(const Codes& codes, int step) {
         return codes.low[step / 2] >> 2 * (step % 2);
     }
 };
 
 struct ThreeBitWord {
     template <class Codes>
-    static __device__ u32 of(const Codes& codes, int step) {
-        const u32 low = TwoBitWord::of(codes, step), high = codes.high[0];
+    static __device__ u32 word(const Codes& codes, int step) {
+        const u32 low = TwoBitWord::word(codes, step), high = codes.high[0];
         return (low & 0x33333333) | ((step < 2 ? high << (2 - step) : high >> (step - 2)) & 0x44444444);
     }
 };
@@ -44,7 +44,7 @@ template <class Fields, int Z>
 struct ThreeBits : MaskedCodes<Fields, ThreeBitWord, 7, Z> {
     using Codes = typename Fields::Codes;
     static_assert(code_bits_are<Codes>(2, 1), "ThreeBits: a field of the low two bits, then one of the high bits");
-    static constexpr int ZERO = 0;  // of bytes()
+    static constexpr int ZERO = 0;  // bytes() are levels
 
     static __device__ Bytes bytes(const Codes& codes, int step) {
         const Bytes q = ThreeBits::masked_bytes(codes, step);
@@ -52,7 +52,7 @@ struct ThreeBits : MaskedCodes<Fields, ThreeBitWord, 7, Z> {
     }
     static __device__ constexpr int slice_shift(int) { return 0; }
     static __device__ void place_bytes(Bytes& first, Bytes& second, const Codes& codes, int pair) {
-        const u32 even = ThreeBitWord::of(codes, 2 * pair), odd = ThreeBitWord::of(codes, 2 * pair + 1);
+        const u32 even = ThreeBitWord::word(codes, 2 * pair), odd = ThreeBitWord::word(codes, 2 * pair + 1);
         first = {even & 0x07070707, even & 0x70707070}, second = {odd & 0x07070707, odd & 0x70707070};
     }
 };

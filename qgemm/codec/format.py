@@ -209,7 +209,7 @@ class Format:
     def code_range(self) -> tuple[int, int]:
         """The lowest and the highest code."""
         if self.grid is not None:
-            return -self.grid.largest, self.grid.largest
+            return -self.grid.max_level, self.grid.max_level
         if self.digits is not None:
             return 0, 2
         signed = any(self.dtype[name].base.kind == "i" for name in self.slots)
@@ -223,7 +223,7 @@ class Format:
         A zero that each group has of its own does not count.
         """
         if self.grid is not None or self.largest:
-            return float(self.grid.largest if self.grid is not None else self.largest)
+            return float(self.grid.max_level if self.grid is not None else self.largest)
         if self.codebook is not None:
             return float(np.abs(self.codebook).max())
         return float(max(abs(code - (self.zero or 0)) for code in self.code_range))
@@ -260,10 +260,10 @@ class Format:
 
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
-                made = self.encoded(values[part].astype(np.float32, copy=False))
+                encoded = self.encoded(values[part].astype(np.float32, copy=False))
                 first = part.start * blocks.shape[1]
-                self.check(values[part].reshape(-1, self.weights), made, first, count)
-                blocks[part] = made.reshape(-1, blocks.shape[1])
+                self.check(values[part].reshape(-1, self.weights), encoded, first, count)
+                blocks[part] = encoded.reshape(-1, blocks.shape[1])
 
         if not self.encoded_at_once(values, blocks):
             for_slices(len(values), max(1, (CHUNK if self.weighted is None else FITTED) // max(1, width)), work)
@@ -287,8 +287,8 @@ class Format:
 
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float32 may be infinite in float16, NaN stays NaN
-                found = self.decode(flat[part])
-                values[part] = to_float64(found) if values.dtype == np.float64 else found
+                decoded = self.decode(flat[part])
+                values[part] = to_float64(decoded) if values.dtype == np.float64 else decoded
 
         for_slices(len(flat), max(1, CHUNK // self.weights), work)
         return values.reshape(*blocks.shape[:-1], blocks.shape[-1] * self.weights)
@@ -309,22 +309,22 @@ class Format:
         A plain format keeps NaN and infinity as they are; only a finite value that became infinite is refused.
         """
         if self.plain:
-            made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
+            decoded = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
         else:  # a scale of one byte is finite; an exponent holds whatever is
             scales = [blocks[name] for name in self.scale_fields]
             if self.scattered_scale is not None:
                 scales.append(self.scattered_scale(blocks))
-            made = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
+            decoded = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
         within = np.isfinite(x.astype(np.float32, copy=False))  # not so float64 beyond it
         large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
-        if np.isfinite(made).all() and (self.plain or within.all()) and not large:
+        if np.isfinite(decoded).all() and (self.plain or within.all()) and not large:
             return None
         finite = np.isfinite(x).all(axis=1)
-        found = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
+        refused = ~np.isfinite(decoded).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
         if not self.plain:
-            found |= ~within.all(axis=1)
-        found = finite & found if self.plain else ~finite | found
-        return found if found.any() else None
+            refused |= ~within.all(axis=1)
+        refused = finite & refused if self.plain else ~finite | refused
+        return refused if refused.any() else None
 
     def check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
         """QuantizeError for the first block of x [n, weights] that its encoded form cannot hold.
@@ -355,12 +355,12 @@ class Format:
             x = read(blocks[block : block + 1])
             with np.errstate(over="ignore", invalid="ignore"):
                 if importance is None:
-                    made = self.encode(x.astype(np.float32))  # type: ignore[misc]
+                    encoded = self.encode(x.astype(np.float32))  # type: ignore[misc]
                 else:
-                    of = importance.reshape(-1, self.weights)
-                    weights = read(of[block % len(of)][None]).astype(np.float32)
-                    made = self.weighted(x.astype(np.float32), weights)  # type: ignore[misc]
-                self.check(x, made, block, self.blocks_in(values.shape[-1]))
+                    rows = importance.reshape(-1, self.weights)
+                    weights = read(rows[block % len(rows)][None]).astype(np.float32)
+                    encoded = self.weighted(x.astype(np.float32), weights)  # type: ignore[misc]
+                self.check(x, encoded, block, self.blocks_in(values.shape[-1]))
 
     @property
     def beyond(self) -> str:

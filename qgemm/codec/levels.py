@@ -1,4 +1,4 @@
-"""Levels: decoded blocks as codes, scales, minimums and zeros, the parts that kernels multiply separately."""
+"""Levels: blocks as codes, scales, minimums and zeros, which kernels multiply separately."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .packing import Floats, flushes, times
 class Levels(NamedTuple):
     """Blocks as w = scale * (codes - zero) + minimum, computed in float32 in this order.
 
-    codes [n, groups, weights of a group], any numeric dtype, for formats with a codebook the values that the codes
-    stand for; scale and minimum [n, groups] float32, None for formats that have none. zero: of every group, or an array
-    of integers [n, groups]. The device headers in kernels/formats/ expose the same parts; a zero that each group has of
-    its own is part of the minimum there.
+    codes [n, groups, weights of a group], any numeric dtype; the values of the codes for formats with a codebook. scale
+    and minimum [n, groups] float32; None for formats that have none. zero: one for all groups, or an array of integers
+    [n, groups]. The device headers in kernels/formats/ expose the same parts; their minimum includes the zero that a
+    group has of its own.
     """
 
     codes: NDArray[Any]
@@ -37,14 +37,14 @@ class Levels(NamedTuple):
                 w = times(w, self.scale) if flushes() else np.multiply(w, self.scale[..., None], out=w)
             if self.minimum is not None:
                 w += self.minimum[..., None]
-        return w.reshape(len(w), prod(w.shape[1:]))  # of no blocks, too
+        return w.reshape(len(w), prod(w.shape[1:]))  # reshape(0, -1) would fail
 
     def decoded(self) -> Levels:
-        """The weights as codes [n, 1, weights] float32 without a scale, of formats that no kernel knows."""
+        """The weights as codes [n, 1, weights] float32 without a scale, for formats without a kernel."""
         return Levels(self.values()[:, None])
 
     def zeros_as_minimums(self) -> Levels:
-        """These levels with each group's own zero moved into its minimum; equal but for rounding."""
+        """These levels with the zero of each group moved into its minimum; equal but for rounding."""
         if not isinstance(self.zero, np.ndarray) or self.scale is None:
             return self
         with np.errstate(invalid="ignore", over="ignore"):

@@ -82,7 +82,7 @@ def _piece(step: Step, start: int, stop: int, stream: Any, importance: Floats | 
     blocks.get(out=made, blocking=False)
     found.get(out=sums, blocking=False)
     stream.synchronize()
-    of_ctas = sums.view(encode.FOUND)
+    of_ctas = sums.view(encode.ENCODE_STATS)
     if of_ctas["refused"].min() < count:
         raise Unfit(step)
     own = made[: count * fmt.block_bytes].view(fmt.dtype)

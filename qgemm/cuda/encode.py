@@ -17,7 +17,7 @@ from .kernels.transforms import (
     ENCODE_GROUPS,
     ENCODE_THREADS,
     ENCODE_WEIGHTED,
-    FOUND,
+    ENCODE_STATS,
     blocks_per_warp,
     encodes,
     encodes_groups,
@@ -45,7 +45,7 @@ def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
         count = fmt.blocks_in(given.shape[1])
         weights = None if importance is None else _importance(given.shape, importance)
         blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt, weights)
-        refused = found.get().view(FOUND)["refused"].min(initial=len(given) * count)
+        refused = found.get().view(ENCODE_STATS)["refused"].min(initial=len(given) * count)
         fmt.check_first(given, int(refused), cupy.asnumpy, weights)
         return DeviceTensor(fmt, given.shape, *upload.pack(fmt, blocks, len(given), count))
 
@@ -64,7 +64,7 @@ def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple
     """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
 
     importance: float32, of all values or of as many as end with a block, after which it begins anew. Both results are
-    bytes on the device: the blocks, in whole turns, and a FOUND of each CTA.
+    bytes on the device: the blocks, in whole turns, and a ENCODE_STATS of each CTA.
     """
     import cupy
 
@@ -75,7 +75,7 @@ def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple
     turns, warps = -(-count // turn), ENCODE_THREADS // 32
     ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-turns // warps))
     blocks = cupy.empty(turns * turn * fmt.block_bytes, np.uint8)
-    found = cupy.empty(ctas * FOUND.itemsize, np.uint8)
+    found = cupy.empty(ctas * ENCODE_STATS.itemsize, np.uint8)
     if not count:
         return blocks, found
     values, importance = _aligned(values), None if importance is None else _aligned(importance)

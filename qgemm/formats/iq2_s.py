@@ -8,7 +8,7 @@ offset  bytes  field
     74      8  scales  byte g: sc of group 2 g in the low nibble, of group 2 g + 1 in the high
 
 w = d * (sc + 1/2) / 4 * level of the point, with its sign.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KIND = lattice.Lattice("IQ2_S", 16, False, steps=9, step=0.1, least=1e-8, fudge=
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/lattice.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/lattice.py)."""
     return lattice.encode(KIND, x, importance, pack)
 
 

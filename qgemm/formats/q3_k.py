@@ -27,7 +27,7 @@ KIND = Symmetric(ZERO, 16, ZERO_SCALE, moved=True, means=2, least=1e-45, empty=-
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return without_minimums(KIND, x, importance, pack)
 
 

@@ -27,7 +27,7 @@ KIND = Affine(15, 8, 63, Steps(-1.0, 0.1, 21), rooted=True, means=2, spills=True
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return with_minimums(KIND, x, importance, pack)
 
 

@@ -29,7 +29,7 @@ KIND = Affine(31, 8, 63, Steps(-0.5, 0.1, 16), rooted=True, means=2, spills=Fals
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return with_minimums(KIND, x, importance, pack)
 
 

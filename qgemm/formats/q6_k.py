@@ -28,7 +28,7 @@ KIND = Symmetric(ZERO, 16, 128, moved=False, means=None, least=1e-15, empty=0)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return without_minimums(KIND, x, importance, pack)
 
 

@@ -1,4 +1,4 @@
-"""q8_1: q8_0 with the sum of its weights, w = d * q with q in -127..127. Activations as ggml has them.
+"""q8_1: q8_0 with the sum of its weights, w = d * q with q in -127..127: ggml's format of activations.
 
     offset  bytes  field
          0      2  d   float16 scale

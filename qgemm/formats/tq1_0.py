@@ -5,8 +5,8 @@ offset  bytes  field
     48      4  qh  byte j: weights 240 + j + 4 i, i < 4
     52      2  d   float16 scale
 
-Bytes and digits: qgemm/codec/layouts/ternary.py. A device tile has the same number of bytes, five weights of a lane in
-each (qgemm/cuda/layout/ternary.py).
+qgemm/codec/layouts/ternary.py has the digits of a byte. A device tile has as many bytes, each with five weights of a
+lane (qgemm/cuda/layout/ternary.py).
 """
 
 from __future__ import annotations

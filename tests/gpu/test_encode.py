@@ -61,7 +61,7 @@ def test_bytes_of_the_cpu(fmt, dtype):
             want = fmt.encode(rows.astype(np.float32))
         blocks, found = encode.encode(cupy().asarray(rows), encode.c_type(rows.dtype), fmt)
         assert blocks.get()[: want.nbytes].tobytes() == want.tobytes()
-        found = found.get().view(transforms.FOUND)
+        found = found.get().view(transforms.ENCODE_STATS)
         wide = rows.astype(np.float64)
         assert found["error"].sum() == pytest.approx(np.square(fmt.decode(want) - wide).sum(), rel=1e-4)
         assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
@@ -72,7 +72,7 @@ def test_bytes_of_the_cpu(fmt, dtype):
 @pytest.mark.parametrize("scale", [2.0**-149, 2.0**-130, 1e-30, 1.0])
 def test_sums_of_squares_that_float32_has_no_room_for(fmt, scale):
     x = (np.random.default_rng(3).integers(-100, 101, (50, 32)) * scale).astype(np.float32)
-    found = encode.encode(cupy().asarray(x), "float", fmt)[1].get().view(transforms.FOUND)
+    found = encode.encode(cupy().asarray(x), "float", fmt)[1].get().view(transforms.ENCODE_STATS)
     assert found["power"].sum() == pytest.approx(np.square(x.astype(np.float64)).sum(), rel=1e-5)
 
 

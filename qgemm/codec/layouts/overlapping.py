@@ -1,14 +1,14 @@
-"""Words of a device tile for codes of five and six bits, whose low four lie apart from the others in a block.
+"""Words of a device tile for codes of five and six bits, whose low four bits are a field of their own in a block.
 
-Side by side (qgemm/cuda/layout/tile.py) a lane has a word of nibbles for each step and, for as many steps as fill
-one, a word of the bits above them: two parts of every four codes have to be masked and brought together. In a tile
-two codes lie in a byte, where they overlap, and one mask is enough. With b bits a code, w the word of a step and f
-that of the rest, rotated right by (2 b - 8) * step, the codes of a lane's columns are in the bytes of
+Side by side (qgemm/cuda/layout/tile.py) a lane has a word of nibbles for each step, and a word of the bits above them
+for as many steps as fill it: both parts of every four codes would have to be masked and joined. In a tile two codes
+share a byte, where they overlap, and one mask is enough. With b bits in a code, w the word of a step and f the word of
+the remaining bits, rotated right by (2 b - 8) * step, the codes of a lane's columns are in the bytes of
 
     (w ^ f) & 2^b - 1 for row g,  w >> 8 - b for row g + 8.
 
-The rest of a step is, of every byte of f, the 2 b - 8 bits where the codes overlap: what makes row g's of row g + 8's.
-The lower bits of w make up for what else is in f.
+In each byte of f, 2 b - 8 bits belong to a step: the bits where the codes overlap, as the difference (xor) of those of
+row g and row g + 8. The lower bits of w cancel the other bits of f.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from qgemm.codec.packing import LaneWords, Words, rotate_left
 
 STEPS = 4
-EVERY = np.uint32(0x01010101)  # byte
+EVERY = np.uint32(0x01010101)  # bit 0 of every byte
 
 
 def to_tile(words: LaneWords) -> LaneWords:

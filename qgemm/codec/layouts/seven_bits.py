@@ -1,12 +1,12 @@
 """Words of a device tile for codes of seven bits, whose low four, next two and highest bits are fields of a block.
 
-Two codes share a byte, as in overlapping.py; here six of their bits overlap. With w the word of a step and f the word
-of its remaining bits, the codes of a lane's columns are in the bytes of
+Two codes share a byte, as in overlapping.py; here six of their bits overlap. A step has a word w and a word f with the
+remaining bits, and the codes of a lane's columns are in the bytes of
 
     (w ^ f) & 127 for row g,  w >> 1 for row g + 8.
 
-The rests of steps 0, 1 and 2 are bits 1 to 6 of every byte of a word each; bits 0 and 7 of these three words, rotated
-left by 2, 4 and 6, are bits 1 to 6 of the rest of step 3. Bit 0 of w makes up for what else is in f.
+The words f of steps 0, 1 and 2 are stored, and use bits 1 to 6 of every byte; bits 0 and 7 of these three words,
+rotated left by 2, 4 and 6, are bits 1 to 6 of f of step 3. Bit 0 of w cancels the other bits of f.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from qgemm.codec.packing import LaneWords, Words, rotate_left
 
 STEPS = 4
-EVERY: np.uint32 = np.uint32(0x01010101)  # byte
+EVERY: np.uint32 = np.uint32(0x01010101)  # bit 0 of every byte
 REST = EVERY * np.uint32(0x7E)
-TWO = [EVERY * np.uint32(6 << 2 * i) for i in range(3)]  # bits of the last rest that a word has to spare
+PARTS = [EVERY * np.uint32(6 << 2 * i) for i in range(3)]  # the bits of f of step 3 that each stored word has
 
 
 def to_tile(words: LaneWords) -> LaneWords:
@@ -27,7 +27,7 @@ def to_tile(words: LaneWords) -> LaneWords:
     rows = [_rows(words, step) for step in range(STEPS)]
     needed = [(row ^ row8 << 1) & REST for row, row8 in rows]
     last = needed[3]
-    rests = [needed[i] | rotate_left(np.bitwise_and(last, TWO[i]), -2 * (i + 1)) for i in range(3)]
+    rests = [needed[i] | rotate_left(np.bitwise_and(last, PARTS[i]), -2 * (i + 1)) for i in range(3)]
     tiled = [row8 << 1 | (row ^ rest) & EVERY for (row, row8), rest in zip(rows, (*rests, last), strict=True)]
     return {low: np.stack(tiled, axis=-1), middle: np.stack(rests[:2], axis=-1), top: rests[2][..., None]}
 
@@ -36,7 +36,9 @@ def from_tile(words: LaneWords) -> LaneWords:
     """The inverse of `to_tile`."""
     low, middle, top = words
     rests = [words[middle][..., 0], words[middle][..., 1], words[top][..., 0]]
-    last = rotate_left(rests[0], 2) & TWO[0] | rotate_left(rests[1], 4) & TWO[1] | rotate_left(rests[2], 6) & TWO[2]
+    last = (
+        rotate_left(rests[0], 2) & PARTS[0] | rotate_left(rests[1], 4) & PARTS[1] | rotate_left(rests[2], 6) & PARTS[2]
+    )
     blocks: LaneWords = {name: np.zeros_like(field) for name, field in words.items()}
     for step, rest in enumerate((*rests, last)):
         w = words[low][..., step]
@@ -48,7 +50,7 @@ def from_tile(words: LaneWords) -> LaneWords:
 
 
 def _rows(words: LaneWords, step: int) -> tuple[Words, Words]:
-    """Codes of rows g and g + 8, one in each byte."""
+    """Codes of rows g and g + 8, each code in a byte."""
     low, middle, top = words.values()
     nibbles, pairs, bits = low[..., step], middle[..., step // 2] >> 2 * (step % 2), top[..., 0] >> step
 

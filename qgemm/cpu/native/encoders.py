@@ -125,7 +125,7 @@ def with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffi
     sc, m = np.empty((2, n, kind.groups), np.uint8)
     codes = np.empty(x.shape, np.uint8)
     given = {"x": x, "importance": importance, "d": d, "dmin": dmin, "sc": sc, "m": m, "codes": codes}
-    facts = {"groups": kind.groups, "most": kind.most, "most_scale": kind.most_scale}
+    facts = {"groups": kind.groups, "most": kind.max_code, "most_scale": kind.max_scale}
     facts |= {"rooted": kind.rooted, "spills": kind.spills}
     steps = _steps(kind.steps if importance is None else search.STEPS)
     done = _called(FIT, "qgemm_fit_with_minimums", Fit, given, n=n, means=kind.means, **facts, **steps)
@@ -138,7 +138,7 @@ def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> F
     d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
     sc = np.empty((n, kind.groups), np.int8)
     given = {"x": x, "importance": importance, "d": d, "sc": sc, "codes": codes}
-    facts = {"groups": kind.groups, "most": kind.zero, "most_scale": kind.most_scale, "moved": kind.moved}
+    facts = {"groups": kind.groups, "most": kind.zero, "most_scale": kind.max_scale, "moved": kind.moved}
     means = {"with_means": kind.means is not None, "means": kind.means or 0}
     ends = {"least": kind.least, "empty": kind.empty}
     done = _called(FIT, "qgemm_fit_without_minimums", Fit, given, n=n, **facts, **means, **ends)
@@ -159,7 +159,7 @@ def of_lattice(kind: lattice.Lattice, x: Floats, importance: Floats | None) -> l
         "scale": found.scales, "points": found.points, "signs": found.signs, "empty": found.empty,
     }  # fmt: skip
     facts = {"dims": of.dims, "base": of.base, "size": kind.size, "steps": kind.steps, "step": kind.step}
-    flags = {"paired": kind.paired, "all_again": kind.all_again, "first_fit": kind.first_fit}
+    flags = {"paired": kind.paired, "all_again": kind.refit_all, "first_fit": kind.first_fit}
     reals = {"least": kind.least, "means": kind.means, "flat": kind.flat or 0}
     done = _called(LATTICE, "qgemm_fit_lattice", Grid, given, n=n, **facts, **flags, **reals)
     return found if done else None

@@ -10,7 +10,7 @@ import numpy as np
 from qgemm.codec import activations
 from qgemm.codec.eight_bits import level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import LEAST
+from qgemm.codec.group_activations import MIN_MAGNITUDE
 from qgemm.formats import FORMATS
 
 from . import prebuilt
@@ -42,7 +42,11 @@ def source(fmt: Format) -> Source | None:
         return compilable(fmt, source_of("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)}))
     definitions["ACTIVATION_BYTES"] = str(activations.DTYPE.itemsize)
     least, greatest = level_range(fmt)
-    definitions |= {"LEAST_LEVEL": f"{least}f", "GREATEST_LEVEL": f"{greatest}f", "LEAST_EIGHT_BITS": f"{LEAST}f"}
+    definitions |= {
+        "LEAST_LEVEL": f"{least}f",
+        "GREATEST_LEVEL": f"{greatest}f",
+        "LEAST_EIGHT_BITS": f"{MIN_MAGNITUDE}f",
+    }
     if fmt.codebook is not None:
         definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
     if fmt.grid is not None:

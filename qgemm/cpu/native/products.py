@@ -47,7 +47,7 @@ QUANTIZER = source_of(
         "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
         "ROWS_FIELDS": fields(RowsOfX),
         "GROUPED_BYTES": str(group_activations.DTYPE.itemsize),
-        "LEAST_EIGHT_BITS": f"{group_activations.LEAST}f",
+        "LEAST_EIGHT_BITS": f"{group_activations.MIN_MAGNITUDE}f",
     },
     UNFUSED,
 )

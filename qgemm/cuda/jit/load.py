@@ -48,7 +48,7 @@ def _cubin(kernel: str, fmt: Format | None, template: Template, arch: str) -> tu
 
     def make() -> bytes:
         nonlocal new
-        made, new = fetched(compose(kernel, fmt, **template), arch, headers(fmt))
-        return made.cubin
+        compiled, new = fetched(compose(kernel, fmt, **template), arch, headers(fmt))
+        return compiled.cubin
 
     return _cubins.get((arch, kernel, fmt, *template.values()), make), new

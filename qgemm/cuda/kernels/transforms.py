@@ -12,7 +12,7 @@ from qgemm.codec.format import Format
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import Found
+from qgemm.cuda.jit.twins import EncodeStats
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.layout.group_activations import byte_template
 from qgemm.cuda.problem import TYPES
@@ -25,7 +25,7 @@ SORT_THREADS = 512  # of a CTA that sorts ids of experts and rows of x
 MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
 # What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
-FOUND = np.dtype(Found)
+ENCODE_STATS = np.dtype(EncodeStats)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Quantized activations on a device: blocks of qgemm/codec/activations.py in the order in which kernels read them.
+"""Quantized activations on a device: blocks of qgemm/codec/activations.py in the order that kernels read.
 
     offset  bytes  field
          0     64  qs  [block of 32][t][step][j]: columns 2t, 2t + 8, 2t + 1, 2t + 9 of a 16-wide step, as the weights
