@@ -1,12 +1,12 @@
-"""A tiny Llama from text to packed weights that generate: trained, converted, loaded by transformers, measured.
+"""A tiny Llama, from text to packed weights: train, convert, load by transformers, measure, generate.
 
     pip install '.[transformers]'
     python examples/tiny_llama.py [--steps 1000] [--folder tiny-llama]
 
-1. A Llama of 1.9 million weights learns this repository's own text, character by character: two minutes on two cores.
-2. It is saved as a Hugging Face folder, and converted to .gguf files of several types.
-3. transformers loads each of them with `qgemm.torch.transformers`: weights stay packed, and qgemm multiplies by them.
-4. The perplexity of each on text that the training has not seen, beside that of the float32 weights; and what it says.
+1. Train a Llama of 1.9 million weights on this repository's own text, byte by byte: two minutes on two cores.
+2. Save it as a Hugging Face folder, and convert that to .gguf files of several types.
+3. Load each file by transformers with `qgemm.torch.transformers`: weights stay packed, and qgemm computes the products.
+4. Print the perplexity of each on held-out text, beside that of the float32 weights, and a sample of generated text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import qgemm.torch.transformers
 
 ROOT = Path(__file__).parents[1]
 TYPES = "q8_0", "q4_0", "q4_k_m"
-CONTEXT, BATCH = 128, 8  # of a training step
+CONTEXT, BATCH = 128, 8  # tokens and sequences of a training step
 SEED = 0
 
 
@@ -34,7 +34,7 @@ SEED = 0
 
 
 def texts() -> tuple[str, str]:
-    """What is learned, and what is asked afterwards: the documents and the Python sources, each tenth file held out."""
+    """Training text and held-out text: the documents and Python sources, of which every tenth file is held out."""
     files = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("qgemm/**/*.py"))]
     parts = [path.read_text() for path in files]
     held_out = parts[5::10]
@@ -42,19 +42,19 @@ def texts() -> tuple[str, str]:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token a byte, spelled as GPT-2 spells bytes: a BPE without merges; and one for the end of a text."""
+    """A token for each byte in GPT-2's spelling (a BPE without merges), and one for the end of a text."""
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(BPE({symbol: number for number, symbol in enumerate([*symbols, "<|end|>"])}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # GPT-2's words, which llama.cpp knows
-    made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<|end|>", eos_token="<|end|>")
+    model = Tokenizer(BPE({symbol: number for number, symbol in enumerate([*symbols, "<|end|>"])}, []))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # GPT-2's, which llama.cpp supports
+    model.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=model, bos_token="<|end|>", eos_token="<|end|>")
 
 
 # ---------------------------------------------------------------- training
 
 
 def trained(ids: torch.Tensor, vocabulary: int, steps: int) -> LlamaForCausalLM:
-    """A Llama that has seen `steps` batches of ids [tokens]. Rows of all weights are whole blocks of 256."""
+    """Train a Llama on `steps` batches of ids [tokens]. Its rows of weights are multiples of 256, the largest block."""
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
@@ -78,33 +78,35 @@ def trained(ids: torch.Tensor, vocabulary: int, steps: int) -> LlamaForCausalLM:
     return model.eval()
 
 
-# ---------------------------------------------------------------- what it knows
+# ---------------------------------------------------------------- evaluation
 
 
 @torch.inference_mode()
 def perplexity(model: LlamaForCausalLM, ids: torch.Tensor) -> float:
-    """exp of the mean loss of a token, given up to 255 before it, of ids [tokens]: 64 windows from all over them."""
+    """exp of the mean loss of a token of ids [tokens] after up to 255 tokens, over 64 evenly spread windows."""
     windows = ids[: len(ids) // 256 * 256].reshape(-1, 256)
-    losses = [model(input_ids=some, labels=some).loss for some in windows[:: max(1, len(windows) // 64)].split(8)]
+    losses = [model(input_ids=batch, labels=batch).loss for batch in windows[:: max(1, len(windows) // 64)].split(8)]
     return float(torch.stack(losses).mean().exp())
 
 
-def said(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, start: str) -> str:
-    """A text of 200 characters more, drawn by the same dice for every model."""
+def sample(model: LlamaForCausalLM, words: PreTrainedTokenizerFast, start: str) -> str:
+    """`start` and 200 generated tokens, with the same random seed for every model."""
     torch.manual_seed(SEED)
     ids = torch.tensor([words.encode(start)])
-    made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=True, temperature=0.5)
-    return words.decode(made[0])
+    tokens = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=True, temperature=0.5
+    )
+    return words.decode(tokens[0])
 
 
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- main
 
 
 def main() -> None:
     """Train, save, convert, load, measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1000, help="of training, default 1000")
-    parser.add_argument("--folder", type=Path, default=Path("tiny-llama"), help="for what is made, default tiny-llama")
+    parser.add_argument("--steps", type=int, default=1000, help="training steps, default 1000")
+    parser.add_argument("--folder", type=Path, default=Path("tiny-llama"), help="output folder, default tiny-llama")
     args = parser.parse_args()
 
     disable_progress_bar()
@@ -118,7 +120,7 @@ def main() -> None:
     print(f"\n{'type':8} {'MiB':>5} {'bpw':>5}  perplexity of {weights} weights")
     print(f"{'float32':8} {weights / 2**18:5.2f} {32:5.2f}  {perplexity(model, held_out):.4f}")
     start = "def matmul("
-    texts_said = {"float32": said(model, words, start)}
+    samples = {"float32": sample(model, words, start)}
     qgemm.torch.transformers.patch()
     for kind in TYPES:
         path = args.folder / f"{kind}.gguf"
@@ -126,8 +128,8 @@ def main() -> None:
         packed = AutoModelForCausalLM.from_pretrained(args.folder, gguf_file=path.name)
         size = sum(parameter.nbytes for parameter in packed.parameters())
         print(f"{kind:8} {size / 2**20:5.2f} {8 * size / weights:5.2f}  {perplexity(packed, held_out):.4f}")
-        texts_said[kind] = said(packed, words, start)
-    for kind, text in texts_said.items():
+        samples[kind] = sample(packed, words, start)
+    for kind, text in samples.items():
         print(f"\n--- {kind}\n{text}")
 
 

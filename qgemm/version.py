@@ -1,6 +1,6 @@
-"""The version of the package, and the name by which it is installed."""
+"""The version of the package, and the name of its distribution."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 DISTRIBUTION = "gguf-matmul"  # pyproject.toml's; the name qgemm on the package index belongs to another project
 
 

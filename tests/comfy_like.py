@@ -1,8 +1,8 @@
 """ComfyUI-GGUF as qgemm.torch.comfyui meets it: a stand-in of its module `ops`, or a checkout of the real one.
 
-The stand-in has what the adapter asks for, by the same names: a tensor that knows its type and shape, a Linear that
-decodes it and adds patches, and the decoding. The real one is taken of the folder in QGEMM_COMFYUI_GGUF, with as little
-of ComfyUI (the package comfy) as its module `ops` needs.
+The stand-in has the names that the adapter uses: a tensor that knows its type and shape, a Linear that decodes it and
+adds patches, and the decoder. The real one is read from the folder QGEMM_COMFYUI_GGUF, with the few parts of ComfyUI
+(the package comfy) that its module `ops` needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLAIN = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
 
 
 class LoRAAdapter:
-    """ComfyUI's class of LoRA: B, A, alpha, and what makes it another kind (mid, DoRA's scale, shape)."""
+    """ComfyUI's class of LoRA: B, A, alpha, and the fields of other kinds (mid, DoRA's scale, shape)."""
 
     name = "lora"
 
@@ -31,13 +31,13 @@ class LoRAAdapter:
 
 def calculate_weight(patches: list[Any], weight: Any, key: str) -> Any:
     """A dense weight with patches: LoRA, and differences as ("diff", (tensor,))."""
-    for strength, what, strength_of_model, offset, function in patches:
+    for strength, contents, strength_of_model, offset, function in patches:
         assert (offset, function) == (None, None)
         weight = weight * strength_of_model
-        if isinstance(what, tuple) and what[0] == "diff":
-            weight = weight + strength * what[1][0].to(weight.dtype)
+        if isinstance(contents, tuple) and contents[0] == "diff":
+            weight = weight + strength * contents[1][0].to(weight.dtype)
             continue
-        B, A, alpha, *_ = what[1] if isinstance(what, tuple) else what.weights
+        B, A, alpha, *_ = contents[1] if isinstance(contents, tuple) else contents.weights
         scale = strength * (1.0 if alpha is None else alpha / A.shape[0])
         weight = weight + (scale * (B.float() @ A.float())).to(weight.dtype)
     return weight
@@ -56,9 +56,13 @@ def stand_in() -> Any:
             self.tensor_type, self.tensor_shape, self.patches = tensor_type, tensor_shape, list(patches)
 
         def to(self, *args, **kwargs):
-            made = super().to(*args, **kwargs)
-            made.tensor_type, made.tensor_shape, made.patches = self.tensor_type, self.tensor_shape, list(self.patches)
-            return made
+            moved = super().to(*args, **kwargs)
+            moved.tensor_type, moved.tensor_shape, moved.patches = (
+                self.tensor_type,
+                self.tensor_shape,
+                list(self.patches),
+            )
+            return moved
 
         def detach(self):
             return self
@@ -110,8 +114,8 @@ class CastLinear(torch.nn.Linear):
         return self.forward_comfy_cast_weights(*args, **kwargs)
 
     def load(self, weight, bias):
-        given = {"weight": weight} | ({} if bias is None else {"bias": bias})
-        self.load_state_dict(given, strict=False)
+        state = {"weight": weight} | ({} if bias is None else {"bias": bias})
+        self.load_state_dict(state, strict=False)
 
 
 def checkout(folder: Path, monkeypatch: Any) -> Any:
@@ -136,10 +140,10 @@ def checkout(folder: Path, monkeypatch: Any) -> Any:
     for name, part in parts.items():
         setattr(comfy, name, part)
         monkeypatch.setitem(sys.modules, f"comfy.{name}", part)
-    found = importlib.util.spec_from_file_location("comfyui_gguf.ops", folder / "ops.py")
-    ops = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location("comfyui_gguf.ops", folder / "ops.py")
+    ops = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "comfyui_gguf.ops", ops)
-    found.loader.exec_module(ops)
+    spec.loader.exec_module(ops)
     return ops
 
 

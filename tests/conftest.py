@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 from ledger import LEDGER
 
 import qgemm
-from qgemm.bench.results import sources_sha256
+from benchmarks.results import sources_sha256
 from qgemm.cli import main as cli
 from qgemm.cuda.jit import cache, nvrtc
 

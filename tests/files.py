@@ -86,16 +86,16 @@ def pack_awq(codes: np.ndarray) -> np.ndarray:
 
 def pack_down(codes: np.ndarray, bits: int) -> np.ndarray:
     """[rows, columns] -> int32 [rows * bits / 32, columns]: in plain order down the rows."""
-    each = 32 // bits
-    words = np.zeros((len(codes) // each, codes.shape[1]), np.uint32)
+    per_word = 32 // bits
+    words = np.zeros((len(codes) // per_word, codes.shape[1]), np.uint32)
     for row in range(len(codes)):
         for column in range(codes.shape[1]):
-            words[row // each, column] |= np.uint32(int(codes[row, column]) << bits * (row % each))
+            words[row // per_word, column] |= np.uint32(int(codes[row, column]) << bits * (row % per_word))
     return words.view(np.int32)
 
 
 def imatrix(path: Path, names: list[str], k: int = 256, origin: bytes = b"") -> Path:
-    """An importance matrix of the older kind; origin: what newer files have behind it."""
+    """An importance matrix of the older kind; origin: the bytes that newer files append."""
     entries = b""
     for seed, name in enumerate(names):
         sums = np.random.default_rng(seed).uniform(1, 4, k).astype(np.float32)

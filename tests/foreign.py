@@ -1,7 +1,7 @@
-"""Checkpoints of other libraries, written code by code from the formats' descriptions, with what they decode to.
+"""Checkpoints of other libraries, written code by code from the formats' descriptions, with their decoded values.
 
 Each function writes a folder with one quantized matrix and a norm, and returns the weights [N, K] float32. Nothing here
-knows the reader. `change` replaces parts, None leaves one out; `said` adds to the config.
+knows the reader. `change` replaces parts, None leaves one out; `settings` adds to the config.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ def stream(rows: np.ndarray, bits: int) -> np.ndarray:
     return np.frombuffer(b"".join(whole), "<i4").reshape(len(rows), -1).copy()
 
 
-def write(folder: Path, parts: dict, said: dict | None, change: dict | None = None, prefix: str = f"{MODULE}.") -> None:
+def write(
+    folder: Path, parts: dict, settings: dict | None, change: dict | None = None, prefix: str = f"{MODULE}."
+) -> None:
     """The parts under the prefix, a norm, and a config."""
     folder.mkdir(exist_ok=True)
     parts = {**parts, **(change or {})}
     tensors = {f"{prefix}{part}": np.asarray(array) for part, array in parts.items() if array is not None}
     safetensors(folder / "model.safetensors", {**tensors, "layer.norm.weight": np.ones(8, np.float16)})
-    if said is not None:
-        (folder / "config.json").write_text(json.dumps({"quantization_config": said}))
+    if settings is not None:
+        (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
 
 
 def grouped(rng: np.random.Generator, n: int, k: int, bits: int, groups: int, scales: Any, zero: int | None) -> tuple:
@@ -49,44 +51,45 @@ def grouped(rng: np.random.Generator, n: int, k: int, bits: int, groups: int, sc
     return codes, zeros, (rng.random((n, groups)) / 50 + 1e-3).astype(scales)
 
 
-def decoded(codes: np.ndarray, zeros: np.ndarray, s: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """(code - zero) * scale, rounded once to float32; of [k]: the group of each column."""
-    return (np.float32(codes - zeros[:, of]) * s.astype(np.float32)[:, of]).astype(np.float32)
+def decoded(codes: np.ndarray, zeros: np.ndarray, s: np.ndarray, group_of: np.ndarray) -> np.ndarray:
+    """(code - zero) * scale, rounded once to float32; group_of [k]: the group of each column."""
+    return (np.float32(codes - zeros[:, group_of]) * s.astype(np.float32)[:, group_of]).astype(np.float32)
 
 
 def awq(folder: Path, *, group: int = 32, n: int = 16, k: int = 64, zero: int | None = None, scales: Any = np.float16,
-        seed: int = 0, said: dict | None = None, change: dict | None = None) -> np.ndarray:  # fmt: skip
+        seed: int = 0, settings: dict | None = None, change: dict | None = None) -> np.ndarray:  # fmt: skip
     rng = np.random.default_rng(seed)
     size = k if group == -1 else group
     codes, zeros, s = grouped(rng, n, k, 4, k // size, scales, zero)
     parts = {"qweight": pack_awq(codes.T), "qzeros": pack_awq(zeros.T), "scales": s.T}
-    write(folder, parts, {"quant_method": "awq", "bits": 4, "group_size": group, **(said or {})}, change)
+    write(folder, parts, {"quant_method": "awq", "bits": 4, "group_size": group, **(settings or {})}, change)
     return decoded(codes, zeros, s, np.arange(k) // size)
 
 
 def gptq(
     folder: Path, *, bits: int = 4, group: int = 32, n: int = 32, k: int = 64, v2: bool = False, order: bool = False,
-    zero: int | None = None, scales: Any = np.float16, seed: int = 0, said: dict | None = None,
+    zero: int | None = None, scales: Any = np.float16, seed: int = 0, settings: dict | None = None,
     change: dict | None = None,
 ) -> np.ndarray:  # fmt: skip
     """order: the columns of a group are anywhere (act-order)."""
     rng = np.random.default_rng(seed)
     size = k if group == -1 else group
     codes, zeros, s = grouped(rng, n, k, bits, k // size, scales, zero)
-    of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
+    group_of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
     stored = zeros if v2 else (zeros - 1) % 2**bits
     parts = {
-        "qweight": stream(codes, bits).T, "qzeros": stream(stored.T, bits), "scales": s.T, "g_idx": of.astype(np.int32),
+        "qweight": stream(codes, bits).T, "qzeros": stream(stored.T, bits), "scales": s.T,
+        "g_idx": group_of.astype(np.int32),
     }  # fmt: skip
     form = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": order}
-    write(folder, parts, {**form, "checkpoint_format": "gptq_v2" if v2 else "gptq", **(said or {})}, change)
-    return decoded(codes, zeros, s, of)
+    write(folder, parts, {**form, "checkpoint_format": "gptq_v2" if v2 else "gptq", **(settings or {})}, change)
+    return decoded(codes, zeros, s, group_of)
 
 
 def compressed(
     folder: Path, *, bits: int = 4, group: int = 32, n: int = 16, k: int = 64, symmetric: bool = True,
     scales: Any = ml_dtypes.bfloat16, packed_zeros: bool = True, order: bool = False, plain: bool = False,
-    seed: int = 0, said: dict | None = None, weights: dict | None = None, change: dict | None = None,
+    seed: int = 0, settings: dict | None = None, weights: dict | None = None, change: dict | None = None,
 ) -> np.ndarray:  # fmt: skip
     """Integers of compressed-tensors; group -1: a row, 0: the tensor; plain: int8 that is not packed."""
     rng = np.random.default_rng(seed)
@@ -94,7 +97,7 @@ def compressed(
     middle = 1 << bits - 1
     codes, zeros, s = grouped(rng, n, k, bits, k // size, scales, middle if symmetric else None)
     s = np.broadcast_to(s[:1, :1], s.shape) if group == 0 else s
-    of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
+    group_of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
     stored_scale = s[:1, 0] if group == 0 else s
     parts: dict[str, Any] = {"weight_scale": stored_scale}
     if plain:
@@ -104,7 +107,7 @@ def compressed(
     if not symmetric:
         parts["weight_zero_point"] = stream(zeros.T, bits).T if packed_zeros else (zeros - middle).astype(np.int8)
     if order:
-        parts["weight_g_idx"] = of.astype(np.int32)
+        parts["weight_g_idx"] = group_of.astype(np.int32)
     strategy = {-1: "channel", 0: "tensor"}.get(group, "group")
     own = {
         "num_bits": bits,
@@ -114,14 +117,20 @@ def compressed(
         "group_size": max(group, 0) or None,
     }
     form = "int-quantized" if plain else "pack-quantized"
-    write(folder, parts, ct(form, {**own, **(weights or {})}, said), change)
-    return decoded(codes, zeros, s, of)
+    write(folder, parts, ct(form, {**own, **(weights or {})}, settings), change)
+    return decoded(codes, zeros, s, group_of)
 
 
-def ct(form: str, weights: dict, said: dict | None = None) -> dict:
+def ct(form: str, weights: dict, settings: dict | None = None) -> dict:
     """The config of a checkpoint of compressed-tensors with one group."""
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups, "ignore": [], **(said or {})}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": groups,
+        "ignore": [],
+        **(settings or {}),
+    }
 
 
 def nibbles(codes: np.ndarray) -> np.ndarray:
@@ -130,7 +139,7 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def nvfp4(folder: Path, *, n: int = 8, k: int = 128, modelopt: bool = False, factor: float = 0.37, seed: int = 0,
-          said: dict | None = None, change: dict | None = None) -> np.ndarray:  # fmt: skip
+          settings: dict | None = None, change: dict | None = None) -> np.ndarray:  # fmt: skip
     rng = np.random.default_rng(seed)
     codes, scale = rng.integers(0, 16, (n, k)), (rng.random((n, k // 16)) * 400).astype(E4M3)
     f = np.float32(factor)
@@ -140,12 +149,12 @@ def nvfp4(folder: Path, *, n: int = 8, k: int = 128, modelopt: bool = False, fac
     parts = dict(zip(names, (nibbles(codes), scale, f if modelopt else f.reshape(1)), strict=True))
     weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
     config = {"quant_method": "modelopt", "quant_algo": "NVFP4"} if modelopt else ct("nvfp4-pack-quantized", weights)
-    write(folder, parts, {**config, **(said or {})}, change)
+    write(folder, parts, {**config, **(settings or {})}, change)
     return E2M1[codes] * np.repeat(s, 16, axis=1)
 
 
 def mxfp4(folder: Path, *, n: int = 8, k: int = 64, seed: int = 0, change: dict | None = None) -> np.ndarray:
-    """Of compressed-tensors."""
+    """MXFP4 of compressed-tensors."""
     rng = np.random.default_rng(seed)
     codes, e = rng.integers(0, 16, (n, k)), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
     weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
@@ -154,12 +163,12 @@ def mxfp4(folder: Path, *, n: int = 8, k: int = 64, seed: int = 0, change: dict 
 
 
 def fp8(folder: Path, *, n: int = 200, k: int = 320, grid: tuple = (2, 3), block: tuple = (128, 128),
-        kind: Any = E4M3, said: dict | None = None, seed: int = 0) -> np.ndarray:  # fmt: skip
+        kind: Any = E4M3, settings: dict | None = None, seed: int = 0) -> np.ndarray:  # fmt: skip
     """grid: the shape of the scales; block: rows and columns that share one, (n, k) of the tensor, (1, k) of rows."""
     rng = np.random.default_rng(seed)
     w, s = rng.normal(size=(n, k)).astype(kind), (rng.random(grid) + 0.5).astype(np.float32)
-    config = {"quant_method": "fp8", "weight_block_size": list(block), **(said or {})}
-    write(folder, {"weight": w, "weight_scale_inv": s}, config if said is None or said else None)
+    config = {"quant_method": "fp8", "weight_block_size": list(block), **(settings or {})}
+    write(folder, {"weight": w, "weight_scale_inv": s}, config if settings is None or settings else None)
     of_blocks = s.reshape(-(-n // block[0]), -(-k // block[1]))
     return w.astype(np.float32) * of_blocks[np.arange(n)[:, None] // block[0], np.arange(k) // block[1]]
 
@@ -177,7 +186,7 @@ def gpt_oss(
 
 def hqq(
     folder: Path, *, bits: int = 4, group: int = 64, n: int = 8, k: int = 128, axis: int = 1, scales: Any = np.float16,
-    whole: bool = False, seed: int = 0, said: dict | None = None, change: dict | None = None,
+    whole: bool = False, seed: int = 0, settings: dict | None = None, change: dict | None = None,
 ) -> np.ndarray:  # fmt: skip
     rng = np.random.default_rng(seed)
     count = n * k // group
@@ -207,15 +216,18 @@ def hqq(
     }  # fmt: skip
     own = {"weight_quant_params": {"nbits": bits, "group_size": group, "axis": axis}}
     write(
-        folder, parts, {"quant_method": "hqq", "quant_config": own, "skip_modules": ["lm_head"], **(said or {})}, change
+        folder,
+        parts,
+        {"quant_method": "hqq", "quant_config": own, "skip_modules": ["lm_head"], **(settings or {})},
+        change,
     )
-    made = (codes.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
-    return made.reshape(n, k)
+    decoded_weights = (codes.astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
+    return decoded_weights.reshape(n, k)
 
 
 def bitsandbytes(
     folder: Path, *, kind: str = "nf4", n: int = 8, k: int = 96, block: int = 64, nested: bool = True,
-    storage: Any = np.uint8, seed: int = 0, said: dict | None = None, state: dict | None = None,
+    storage: Any = np.uint8, seed: int = 0, settings: dict | None = None, state: dict | None = None,
     change: dict | None = None,
 ) -> np.ndarray:  # fmt: skip
     rng = np.random.default_rng(seed)
@@ -235,5 +247,5 @@ def bitsandbytes(
     raw = json.dumps({**json_state, **(state or {})}).encode()
     parts[f".quant_state.bitsandbytes__{kind}"] = np.frombuffer(raw, np.uint8)
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind}
-    write(folder, parts, {**config, **(said or {})}, change, prefix=f"{MODULE}.weight")
+    write(folder, parts, {**config, **(settings or {})}, change, prefix=f"{MODULE}.weight")
     return (book[codes] * np.repeat(absmax, block)).astype(np.float32).reshape(n, k)

@@ -87,7 +87,9 @@ def tensors_of(architecture: str) -> dict[str, np.ndarray]:
 def folder(path: Path, architecture: str, tensors: dict[str, np.ndarray] | None = None, **config: object) -> Path:
     """A folder without a tokenizer; config: what its config says otherwise, None to leave it out."""
     path.mkdir(exist_ok=True)
-    said = {"architectures": [architecture], **CONFIG, **FOLDERS[architecture][0], **config}
-    (path / "config.json").write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    config_json = {"architectures": [architecture], **CONFIG, **FOLDERS[architecture][0], **config}
+    (path / "config.json").write_text(
+        json.dumps({key: value for key, value in config_json.items() if value is not None})
+    )
     safetensors(path / "model.safetensors", tensors_of(architecture) if tensors is None else tensors)
     return path

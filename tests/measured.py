@@ -1,22 +1,38 @@
-"""Rows and results files as the benchmark writes them, of made-up numbers."""
+"""Rows and results files as the benchmarks write them, with made-up numbers."""
 
 from __future__ import annotations
 
+import re
+
+from benchmarks import command, results
 from qgemm.arguments import ACTIVATIONS
-from qgemm.bench import results
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
 
 
+def run_benchmarks(capsys, *words):
+    """Runs `python -m benchmarks` in this process -> (exit code, stdout, stderr)."""
+    status = command.main([str(word) for word in words])
+    return status, *capsys.readouterr()
+
+
+def refused_benchmarks(capsys, *words, status=2):
+    """Runs a command line that fails -> its single line on stderr."""
+    code, out, err = run_benchmarks(capsys, *words)
+    assert (code, out) == (status, "")
+    assert re.fullmatch(r"qgemm: error: [^\n]+\n", err)
+    return err
+
+
 def row(fmt="q4_0", activation="a16", m=1, shape=(4096, 4096), **values):
     n, k = shape
-    found = {"format": fmt, "activation": activation, "M": m, "N": n, "K": k, "us": 8.0, "p10": 7.5, "p90": 9.0}
-    found.update(cublas_fp16_us=24.0, stream_us=6.0, route="decode", graph=True, cublas_via="torch", error=1e-4)
-    return results.rates({**found, **values}, n * k * 9 // 16)
+    fields = {"format": fmt, "activation": activation, "M": m, "N": n, "K": k, "us": 8.0, "p10": 7.5, "p90": 9.0}
+    fields.update(cublas_fp16_us=24.0, stream_us=6.0, route="decode", graph=True, cublas_via="torch", error=1e-4)
+    return results.rates({**fields, **values}, n * k * 9 // 16)
 
 
 def made_up(**values):
-    """A small results file: two formats, three shapes, two M; ours is 3 times as fast as cuBLAS, reading 4."""
+    """A small results file: two formats, three shapes, two M; 3 times as fast as cuBLAS, reading is 4 times as fast."""
     rows = [
         row(fmt, activation, m, shape)
         for fmt in ("q4_0", "q8_0")

@@ -23,9 +23,9 @@ TIMEOUT = 120.0  # seconds, of a collective and of all ranks
 
 
 def run(world: int, function: Callable[..., Any], *args: Any, backend: str = "gloo") -> list[Any]:
-    """function(rank, *args) on so many ranks -> what they return, in their order.
+    """Run function(rank, *args) on `world` ranks -> their results, in order.
 
-    AssertionError with the traceback of the first rank that raised. What is returned is plain: no tensors of torch.
+    AssertionError with the traceback of the first rank that raised. Results must be plain objects, not tensors.
     """
     outcomes = outcomes_of(world, function, *args, backend=backend)
     failed = next((text for text, _ in outcomes if text), None)
@@ -34,7 +34,7 @@ def run(world: int, function: Callable[..., Any], *args: Any, backend: str = "gl
 
 
 def outcomes_of(world: int, function: Callable[..., Any], *args: Any, backend: str = "gloo") -> list[tuple[str, Any]]:
-    """Of each rank the traceback, or "", and what it returned; "gone" for one that ended without a word."""
+    """The traceback, or "", and the result of each rank; "gone" for one that ended without either."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED if backend == "gloo" else PRELOADED[1:])
     with tempfile.TemporaryDirectory() as folder:
@@ -50,20 +50,20 @@ def outcomes_of(world: int, function: Callable[..., Any], *args: Any, backend: s
         for process, (_, theirs) in zip(processes, ends, strict=True):
             process.start()
             theirs.close()
-        found: dict[int, tuple[str, Any]] = {}
+        outcomes: dict[int, tuple[str, Any]] = {}
         end = time.monotonic() + TIMEOUT
-        while len(found) < world and time.monotonic() < end:
-            waiting = {ours: rank for rank, (ours, _) in enumerate(ends) if rank not in found}
+        while len(outcomes) < world and time.monotonic() < end:
+            waiting = {ours: rank for rank, (ours, _) in enumerate(ends) if rank not in outcomes}
             for ours in wait(list(waiting), timeout=end - time.monotonic()):
                 try:
-                    found[waiting[ours]] = ours.recv()
+                    outcomes[waiting[ours]] = ours.recv()
                 except EOFError:
-                    found[waiting[ours]] = "gone", None
+                    outcomes[waiting[ours]] = "gone", None
         for process in processes:
-            if len(found) < world:
+            if len(outcomes) < world:
                 process.kill()
             process.join(10)
-    return [found.get(rank, (f"rank {rank} did not end within {TIMEOUT} s", None)) for rank in range(world)]
+    return [outcomes.get(rank, (f"rank {rank} did not end within {TIMEOUT} s", None)) for rank in range(world)]
 
 
 def _rank(

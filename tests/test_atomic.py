@@ -65,7 +65,7 @@ def test_without_fallocate(error, tmp_path, monkeypatch):
 
 
 def test_the_descriptor_may_be_read(tmp_path):
-    """The C library's own fallocate reads what it writes to."""
+    """The C library's emulation of fallocate reads the file."""
     with replacing(str(tmp_path / "x")) as fd:
         assert fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
@@ -109,15 +109,15 @@ def test_without_hard_links(error, tmp_path, monkeypatch):
     assert left_over(tmp_path) == []
 
 
-@pytest.mark.parametrize("most", [1, 7, 4096])
-def test_short_writes(most, tmp_path, monkeypatch):
+@pytest.mark.parametrize("limit", [1, 7, 4096])
+def test_short_writes(limit, tmp_path, monkeypatch):
     """The system may write less than it is given, as it does before a signal or beyond 2 GiB."""
     source = model(tmp_path / "source.gguf")
     want = written(tmp_path / "whole.gguf", ones(3, (30, 100))).read_bytes()
     pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:most], offset))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:limit], offset))
     assert written(tmp_path / "x.gguf", ones(3, (30, 100))).read_bytes() == want
-    if most > 1:  # as many calls as bytes
+    if limit > 1:  # as many calls as bytes
         converted(source, tmp_path / "y.gguf", "q4_0")
         converted(source, tmp_path / "y.safetensors", "f16")
 
@@ -131,8 +131,8 @@ def test_the_file_then_its_name_then_the_folder(old, tmp_path, monkeypatch):
     fsync, replace = os.fsync, os.replace
 
     def synced(fd: int) -> None:
-        found = os.fstat(fd)
-        calls.append("folder" if (found.st_dev, found.st_ino) == inode(tmp_path) else "file")
+        status = os.fstat(fd)
+        calls.append("folder" if (status.st_dev, status.st_ino) == inode(tmp_path) else "file")
         fsync(fd)
 
     def replaced(*words: object, **named: object) -> None:
@@ -146,8 +146,8 @@ def test_the_file_then_its_name_then_the_folder(old, tmp_path, monkeypatch):
 
 
 def inode(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def test_a_folder_that_cannot_be_synced(old, monkeypatch):
@@ -243,7 +243,7 @@ def test_folder_is_swapped(tmp_path):
 
 @pytest.fixture
 def locked_first(monkeypatch):
-    """Someone who locks the unfinished files of others, so many of them -> the list of those."""
+    """A process that locks the first `count` unfinished files of others -> the descriptors of these."""
     real_open, real_lock = os.open, fcntl.flock
     locks: list[int] = []
 
@@ -300,8 +300,8 @@ def test_owner_and_group_are_kept(old):
     os.chown(old, 1234, 2345)
     old.chmod(0o640)
     write(old, ones(2))
-    found = old.stat()
-    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 2345, 0o640)
+    status = old.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 2345, 0o640)
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ def test_a_group_that_cannot_be_kept(mode, left, tmp_path, monkeypatch):
     """The writer's own group gets no more than everyone: it need not be the one that was trusted."""
     monkeypatch.setattr(os, "fchown", failing(errno.EPERM))
     with open(tmp_path / "x", "wb") as file:
-        found = os.fstat(file.fileno())
-        words = list(found)
-        words[stat.ST_MODE], words[stat.ST_UID], words[stat.ST_GID] = mode, found.st_uid + 1, found.st_gid + 1
+        status = os.fstat(file.fileno())
+        words = list(status)
+        words[stat.ST_MODE], words[stat.ST_UID], words[stat.ST_GID] = mode, status.st_uid + 1, status.st_gid + 1
         atomic._inherit(file.fileno(), os.stat_result(words))
         assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == left
 

@@ -64,7 +64,7 @@ def test_numbers_that_gguf_cannot_hold(tmp_path):
 
 ONE = '{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
 MALFORMED = {
-    # header, bytes of data, what is said
+    # header, bytes of data, message
     "not json": (b"{nonsense", 0, "header: "),
     "a list": (b"[]", 0, "is not a JSON object"),
     "deep": (b"{" * 50_000, 0, "header: "),
@@ -109,11 +109,11 @@ def test_what_is_no_safetensors_file(raw, tmp_path):
 
 
 @given(st.binary(max_size=60), st.integers(0, 100))
-def test_damaged_safetensors(tmp_path_factory, junk, at):
+def test_damaged_safetensors(tmp_path_factory, junk, offset):
     """Any bytes at any place: an error of ours, or a file."""
     path = safetensors(tmp_path_factory.getbasetemp() / "d.safetensors", {"w": normal(1, 32), "v": normal(2)})
     raw = bytearray(path.read_bytes())
-    raw[at : at + len(junk)] = junk
+    raw[offset : offset + len(junk)] = junk
     path.write_bytes(raw)
     with contextlib.suppress(CheckpointError):
         open_source(path).close()
@@ -227,12 +227,12 @@ def test_npy_cut_short(tmp_path):
 )
 def test_search_is_ggmls(fmt, importance):
     """Golden blocks from ggml's C with an importance matrix; also block by block, as the sums may not depend on it."""
-    x, of = GOLDEN["x"], GOLDEN[f"importance/{importance}"]
-    found = search(qgemm.FORMATS[fmt], x, of)
-    assert found.view(np.uint8).tobytes() == GOLDEN[f"{fmt}/{importance}"].tobytes()
+    x, weights = GOLDEN["x"], GOLDEN[f"importance/{importance}"]
+    blocks = search(qgemm.FORMATS[fmt], x, weights)
+    assert blocks.view(np.uint8).tobytes() == GOLDEN[f"{fmt}/{importance}"].tobytes()
     row = np.tile(x[:1, :32], (1, 1))
-    alone = search(qgemm.FORMATS[fmt], row, of[:32])
-    beside = search(qgemm.FORMATS[fmt], np.repeat(row, 5, axis=0), of[:32])
+    alone = search(qgemm.FORMATS[fmt], row, weights[:32])
+    beside = search(qgemm.FORMATS[fmt], np.repeat(row, 5, axis=0), weights[:32])
     assert alone.tobytes() == beside[3:4].tobytes()
 
 
@@ -248,20 +248,20 @@ def test_imatrix_files(tmp_path):
     """Both kinds give the same means; experts have rows of their own; what saw nothing weighs alike."""
     rng = np.random.default_rng(0)
     sums, counts = rng.random((3, 64)).astype(np.float32), np.float32([[4], [0], [2]])
-    one = rng.random(96).astype(np.float32)
+    expert = rng.random(96).astype(np.float32)
     qgemm.write(
         tmp_path / "i.gguf",
         {
             "e.weight.in_sum2": sums,
             "e.weight.counts": counts,
-            "w.weight.in_sum2": one,
+            "w.weight.in_sum2": expert,
             "w.weight.counts": np.float32([8]),
         },
         {"general.type": "imatrix"},
     )
     new = read_imatrix(tmp_path / "i.gguf")
     assert_array_equal(new["e.weight"], np.where(counts > 0, sums / np.where(counts > 0, counts, 1), 1))
-    old = read_imatrix(legacy(tmp_path / "i.dat", {"w.weight": (8, one)}))
+    old = read_imatrix(legacy(tmp_path / "i.dat", {"w.weight": (8, expert)}))
     assert_array_equal(old["w.weight"], new["w.weight"][0])
 
     x = {"e.weight": normal(3, 8, 64), "w.weight": normal(5, 96), "other.weight": normal(4, 64)}
@@ -298,9 +298,9 @@ def test_an_old_imatrix_whose_end_says_nothing(tail, tmp_path):
     whole = read_imatrix(path).origin
     assert (whole.dataset, whole.chunks) == ("data", 7)
     path.write_bytes(path.read_bytes()[:-12] + tail)
-    found = read_imatrix(path)
-    assert_array_equal(found["w"], [1, 2])
-    assert (found.origin.dataset, found.origin.chunks) == ("", 0)
+    importances = read_imatrix(path)
+    assert_array_equal(importances["w"], [1, 2])
+    assert (importances.origin.dataset, importances.origin.chunks) == ("", 0)
 
 
 # ---------------------------------------------------------------- shards

@@ -52,9 +52,9 @@ def test_matmul_random(run):
     status, out, err = run("matmul", EXCERPT, WEIGHT)
     assert (status, err) == (0, "")
     assert "x   standard normal, seed 0, as a16" in out
-    found = lines_of(out + "\n", "M")
-    assert list(found) == ["1", "16", "512"]
-    assert all(0 < float(cells[1]) < 1e-6 and cells[4] == "numpy" for cells in found.values())
+    lines = lines_of(out + "\n", "M")
+    assert list(lines) == ["1", "16", "512"]
+    assert all(0 < float(cells[1]) < 1e-6 and cells[4] == "numpy" for cells in lines.values())
 
 
 def test_matmul_a8_says_its_rounding(run):
@@ -82,7 +82,7 @@ def test_matmul_given_x(run, tmp_path, dtype):
 
 
 def test_matmul_error_is_that_of_float64(run, tmp_path, monkeypatch):
-    """A product that is off by 1 everywhere has an RMS error of 1."""
+    """A product with an error of 1 everywhere has an RMS error of 1."""
     monkeypatch.setattr("qgemm.cli.matmul.matmul", lambda *problem, **how: qgemm.matmul(*problem, **how) + 1)
     np.save(tmp_path / "x.npy", np.eye(384, dtype=np.float32))
     _, out, _ = run("matmul", EXCERPT, WEIGHT, "--x", tmp_path / "x.npy")
@@ -109,13 +109,13 @@ def test_matmul_refuses(refused, tmp_path):
     (tmp_path / "text.npy").write_text("hello")
     (tmp_path / "empty.npy").write_bytes(b"")
 
-    def given(name):
+    def refused_with(name):
         return refused("matmul", EXCERPT, WEIGHT, "--x", tmp_path / name)
 
-    assert "rows of 383" in given("narrow.npy")
+    assert "rows of 383" in refused_with("narrow.npy")
     for name in ("whole.npy", "object.npy", "many.npz", "text.npy", "empty.npy"):
-        assert f"{name}: is not a .npy file of floats" in given(name)
-    assert f"{tmp_path / 'absent.npy'}: No such file" in given("absent.npy")
+        assert f"{name}: is not a .npy file of floats" in refused_with(name)
+    assert f"{tmp_path / 'absent.npy'}: No such file" in refused_with("absent.npy")
 
     near = refused("matmul", EXCERPT, "blk.2.atn_q.q4_0")
     assert "there is no tensor 'blk.2.atn_q.q4_0'; close are blk.2.attn_q.q4_0" in near
@@ -164,7 +164,7 @@ def test_routes(run):
 
 
 def test_routes_say_which_are_for_this_machine(run, monkeypatch):
-    """On a machine without a GPU that can be used none is; a capability's rows alone are listed on any machine."""
+    """Without a usable GPU no row applies; the rows of a compute capability can be listed on any machine."""
     cuda = qgemm.Backend(False, "no usable NVIDIA GPU", {})
     monkeypatch.setattr("qgemm.cli.routes.backends", lambda: {"cuda": cuda})
     assert run("routes")[1].endswith("\nNone of these serves this machine: no usable NVIDIA GPU\n")
@@ -180,7 +180,7 @@ def test_routes_say_which_are_for_this_machine(run, monkeypatch):
 
 
 def test_routes_of_a_problem(run):
-    """Its kernel and the configs in their order: by predicted time, or by a table; none of kernels that have none."""
+    """The kernel and its configs, ordered by predicted time or by a table; kernels without configs list none."""
     status, out, err = run("routes", "--problem", "q4_0 a16 M=64 N=8192 K=8192", "--sm", "90")
     head, _, columns, *rows = out.splitlines()
     assert (status, err, head) == (0, "", "Q4_0 a16 of half M=64 N=8192 K=8192 on sm_90, 132 SMs: prefill_sm90")

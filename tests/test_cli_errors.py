@@ -34,7 +34,7 @@ MALFORMED = DATA / "malformed"
 
 
 def python_m(*words, **options):
-    """`python -m qgemm` as a process of its own."""
+    """`python -m qgemm` in a new process."""
     command = [sys.executable, "-m", "qgemm", *words]
     return subprocess.run(command, capture_output=True, check=False, **{"env": ENVIRONMENT, **options})
 
@@ -61,7 +61,7 @@ def test_what_is_no_gguf_file_is_to_be_converted(refused, tmp_path, command):
 
 @pytest.mark.parametrize("command", [[], *([command.name] for command in cli.COMMANDS)])
 def test_help_fits_80_columns(run, monkeypatch, command):
-    """Only commands to be copied are longer."""
+    """Only commands that users copy are longer."""
     monkeypatch.setenv("COLUMNS", "80")
     lines = run(*command, "--help")[1].splitlines()
     assert not [line for line in lines if len(line) > 80 and not line.startswith("  qgemm ")]
@@ -75,7 +75,7 @@ def test_missing_files(refused, tmp_path, command):
 
 @pytest.mark.parametrize("name", sorted(path.name for path in MALFORMED.glob("*.gguf")))
 def test_malformed_files(run, refused, name):
-    """What `open` refuses is refused in one line; what it takes can be listed."""
+    """Files that `open` refuses are refused in one line; files that it accepts can be listed."""
     path = MALFORMED / name
     try:
         qgemm.open(path).close()
@@ -126,7 +126,7 @@ def test_a_bug_is_not_dressed_up(monkeypatch):
 
 
 def test_hostile_names_are_escaped(run, refused, tmp_path):
-    """The fixtures hold every line against isprintable()."""
+    """The fixtures check every line with isprintable()."""
     path = tmp_path / "x\x1b[31m.gguf"
     names = [HOSTILE, "\x9b31m"]
     qgemm.write(path, {name: weights((2, 32)) for name in names}, {"general.name": HOSTILE})
@@ -203,7 +203,7 @@ def test_stdout_of_any_kind(monkeypatch):
 
 @pytest.mark.parametrize("words", [("in 1.gguf", "q4_0", "out.gguf"), ("Q4_0", "in 1.gguf", "out.gguf")])
 def test_convert_with_the_type_elsewhere_prints_the_right_command(refused, words):
-    """With `qgemm convert SRC TYPE DST` the type would be written to, a file called q4_0."""
+    """`qgemm convert SRC TYPE DST` would write to a file named like the type, q4_0."""
     (fmt,) = (word for word in words if word.lower() == "q4_0")
     assert refused("convert", *words, status=2).endswith(f": qgemm convert 'in 1.gguf' out.gguf {fmt}\n")
 
@@ -220,10 +220,10 @@ def test_convert_to_no_type_lists_what_can_be_written(refused):
 
 @pytest.mark.parametrize("value", ["nan", "-1", "-nan", "few"])
 def test_a_limit_that_nothing_exceeds_is_refused(refused, value, tmp_path):
-    """No error is above NaN: every tensor would pass."""
-    said = f"'{value}': expected a number from 0 on"
-    assert said in refused("convert", EXCERPT, tmp_path / "x.gguf", "f16", f"--max-rel-error={value}", status=2)
-    assert said in refused("verify", EXCERPT, "--against", EXCERPT, f"--tolerance={value}", status=2)
+    """No error is larger than NaN, so every tensor would pass."""
+    message = f"'{value}': expected a number from 0 on"
+    assert message in refused("convert", EXCERPT, tmp_path / "x.gguf", "f16", f"--max-rel-error={value}", status=2)
+    assert message in refused("verify", EXCERPT, "--against", EXCERPT, f"--tolerance={value}", status=2)
     if value != "few":
         with pytest.raises(qgemm.QgemmError, match="is a number from 0 on, got"):
             qgemm.convert(EXCERPT, tmp_path / "x.gguf", "f16", max_rel_error=float(value))

@@ -1,4 +1,4 @@
-"""`qgemm info`: what it says of a file, in how many columns, and of which machine."""
+"""`qgemm info`: its report on a file and this machine, tables that fit the terminal, JSON."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ HOSTILE = "\x1b[2Jgone\n\u202e"
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A machine with a GPU, as far as info looks; called with None a machine without."""
+    """Makes info see a machine with a GPU of this architecture, or with None a machine without."""
 
     def machine(arch):
         facts = {"arch": arch} if arch else {}
-        found = {**qgemm.backends(), "cuda": qgemm.Backend(arch is not None, f"a GPU: {arch}", facts)}
-        monkeypatch.setattr("qgemm.cli.info.backends", lambda: found)
+        states = {**qgemm.backends(), "cuda": qgemm.Backend(arch is not None, f"a GPU: {arch}", facts)}
+        monkeypatch.setattr("qgemm.cli.info.backends", lambda: states)
 
     return machine
 
 
 def kernels(activation, sm):
-    """What the table picks for q4_0 as M grows."""
+    """The kernels that the table picks for q4_0 as M grows."""
     picked = (route(Problem(qgemm.FORMATS["q4_0"], activation, m, 96, 384, sm)) for m in range(1, 5000))
     return list(dict.fromkeys(row.kernel.name for row in picked))
 
@@ -85,33 +85,33 @@ def test_without_tensors(run):
 
 
 def test_kernels_are_of_the_gpu_at_hand(run, gpu):
-    """Without one there are none: a list for some other GPU would be taken for this machine's."""
+    """Without a GPU no kernels are listed, because readers would take them for those of this machine."""
     gpu("sm_90a")
     out = run("info", EXCERPT)[1]
     table = lines_of(out.partition("kernels of sm_90, from small to large M\n")[2], "type")
     assert table["Q4_0"][1:] == [", ".join(kernels(activation, 90)) for activation in ("a16", "a8")]
     assert table["F32"][1:] == ["cublas", "-"]
-    found = json.loads(run("info", EXCERPT, "--json")[1])
-    assert found["cuda_sm"] == 90
-    tensor = next(tensor for tensor in found["tensors"] if tensor["name"] == WEIGHT)
+    document = json.loads(run("info", EXCERPT, "--json")[1])
+    assert document["cuda_sm"] == 90
+    tensor = next(tensor for tensor in document["tensors"] if tensor["name"] == WEIGHT)
     assert tensor["cuda"]["products"] == {activation: kernels(activation, 90) for activation in ("a16", "a8")}
     gpu(None)
     out = run("info", EXCERPT)[1]
     assert "kernels" not in out
     assert "prefill" not in out
     assert "gemv" not in out
-    found = json.loads(run("info", EXCERPT, "--json")[1])
-    assert found["cuda_sm"] is None
-    assert {tensor["cuda"] for tensor in found["tensors"]} == {None}
+    document = json.loads(run("info", EXCERPT, "--json")[1])
+    assert document["cuda_sm"] is None
+    assert {tensor["cuda"] for tensor in document["tensors"]} == {None}
 
 
 def test_what_backends_can_do_depends_on_the_axes(run, tmp_path):
     tensors = {"vector": weights((64,)), "stack": weights((2, 3, 64), "q8_0"), "matrix": weights((3, 64), "q5_0")}
     qgemm.write(tmp_path / "x.gguf", {**tensors, "bias": weights((64,), "q5_0")})
-    found = lines_of(run("info", tmp_path / "x.gguf")[1], "type")
-    assert found["Q4_0"][5] == "dequantize"
-    assert found["Q8_0"][5] == "a16, a8, a8_g256, dequantize (of each [i])"
-    assert found["Q5_0"][5] == "a16, a8, a8_g256, dequantize"
+    types = lines_of(run("info", tmp_path / "x.gguf")[1], "type")
+    assert types["Q4_0"][5] == "dequantize"
+    assert types["Q8_0"][5] == "a16, a8, a8_g256, dequantize (of each [i])"
+    assert types["Q5_0"][5] == "a16, a8, a8_g256, dequantize"
 
 
 # ---------------------------------------------------------------- as many columns as there are
@@ -120,7 +120,7 @@ def test_what_backends_can_do_depends_on_the_axes(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [72, 80, 132])
 def test_lines_fit(run, gpu, monkeypatch, tmp_path, columns):
-    """Long keys, values, arrays, names up to a line's length; the path alone is printed as it was given."""
+    """Long keys, values, arrays and names are cut to the line; only the path is printed in full."""
     monkeypatch.setenv("COLUMNS", str(columns))
     gpu("sm_90a")
     monkeypatch.chdir(tmp_path)
@@ -165,53 +165,53 @@ def entries(*names, shape=(2, 32)):
     return [Entry(name, "Q4_0", shape, 36) for name in names]
 
 
-def names_of(found):
-    return [(group.name, group.tensors) for group in found]
+def names_of(grouped):
+    return [(group.name, group.tensors) for group in grouped]
 
 
 def test_layers_share_a_line():
     layers = [f"blk.{i}.{part}.weight" for i in range(12) for part in ("attn_q", "ffn_up")]
-    some = [f"blk.{i}.attn_k.weight" for i in (0, 1, 2, 5, 7)]
-    found = groups.grouped(entries("token_embd.weight", *layers, *some, "output.weight"))
-    assert names_of(found) == [
+    keys = [f"blk.{i}.attn_k.weight" for i in (0, 1, 2, 5, 7)]
+    grouped = groups.grouped(entries("token_embd.weight", *layers, *keys, "output.weight"))
+    assert names_of(grouped) == [
         ("token_embd.weight", 1),
         ("blk.{0-11}.attn_q.weight", 12),
         ("blk.{0-11}.ffn_up.weight", 12),
         ("blk.{0-2,5,7}.attn_k.weight", 5),
         ("output.weight", 1),
     ]
-    assert found[1].first.name == "blk.0.attn_q.weight"
+    assert grouped[1].first.name == "blk.0.attn_q.weight"
 
 
 def test_other_types_and_shapes_are_other_lines():
-    found = groups.grouped(
+    grouped = groups.grouped(
         [*entries("a.0.w", "a.1.w"), Entry("a.2.w", "Q8_0", (2, 32), 68), *entries("a.3.w", shape=(4, 32))]
     )
-    assert names_of(found) == [("a.{0-1}.w", 2), ("a.2.w", 1), ("a.3.w", 1)]
+    assert names_of(grouped) == [("a.{0-1}.w", 2), ("a.2.w", 1), ("a.3.w", 1)]
 
 
 def test_layers_and_experts():
-    """Where not every layer has every expert, a line for each set of layers that have the same."""
+    """If not every layer has every expert, layers with the same experts share a line."""
     experts = [f"layers.{i}.experts.{j}.up" for i in range(4) for j in range(8) if (i, j) != (2, 7)]
-    found = groups.grouped(entries(*experts))
-    assert names_of(found) == [("layers.{0-1,3}.experts.{0-7}.up", 24), ("layers.2.experts.{0-6}.up", 7)]
+    grouped = groups.grouped(entries(*experts))
+    assert names_of(grouped) == [("layers.{0-1,3}.experts.{0-7}.up", 24), ("layers.2.experts.{0-6}.up", 7)]
 
 
 def test_digits_that_are_no_count_stay():
-    """Leading zeros, digits inside a word, more numbers than are looked at."""
+    """Leading zeros, digits inside a word, more numbers than are compared."""
     names = ["a.01.w", "a.1.w", "a.w2", "a.w3", "a.1.2.3.4", "a.1.2.3.5", "a.-1.w", "a.1.w\n"]
     assert sorted(names_of(groups.grouped(entries(*names)))) == sorted((text.printable(name), 1) for name in names)
 
 
 @given(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 2)), min_size=1))
 def test_boxes_hold_all_and_each_once(members):
-    found = groups.boxes(sorted(members))
-    held = [(a, b, c) for one, two, three in found for a in one for b in two for c in three]
+    boxes = groups.boxes(sorted(members))
+    held = [(a, b, c) for layers, experts, parts in boxes for a in layers for b in experts for c in parts]
     assert sorted(held) == sorted(members)
 
 
 def test_names_of_any_depth(run, tmp_path):
-    """A name of thousands of numbers is a name."""
+    """A name may have thousands of numbers."""
     safetensors(
         tmp_path / "x.safetensors", {".".join("1" * 3000) + f".{i}": np.ones((2, 4), np.float32) for i in (1, 2)}
     )
@@ -243,17 +243,17 @@ def test_safetensors_and_folders(run, tmp_path):
         assert re.search(r"^safetensors.format +pt$", out, re.MULTILINE)
         assert lines_of(out, "type")["F16"] == ["F16", "3", "384", "768", "16"]
         assert lines_of(out, "tensor")["model.layers.{0-2}.q_proj.weight"][1:] == ["F16", "(4, 32)", "3", "768"]
-    found = json.loads(run("info", tmp_path, "--json")[1])
-    assert (found["version"], found["bytes"], len(found["tensors"])) == (None, 768 + 128, 4)
-    assert {tensor["cpu"] for tensor in found["tensors"]} == {None}
+    document = json.loads(run("info", tmp_path, "--json")[1])
+    assert (document["version"], document["bytes"], len(document["tensors"])) == (None, 768 + 128, 4)
+    assert {tensor["cpu"] for tensor in document["tensors"]} == {None}
 
 
 def test_a_folder_of_gguf_files(run, refused, tmp_path):
-    """As a download leaves it: the one file is meant, of several one is to be named."""
+    """A downloaded folder stands for its only .gguf file; of several files one must be named."""
     for name in ("a.gguf", "b.gguf"):
         qgemm.write(tmp_path / name, {"w": weights((2, 32))})
         if name == "a.gguf":
-            assert str(tmp_path / "a.gguf") in "".join(run("info", tmp_path)[1].split())  # cut where the terminal ends
+            assert str(tmp_path / "a.gguf") in "".join(run("info", tmp_path)[1].split())  # wrapped
     assert "holds 2 .gguf files: name one, as 'a.gguf', 'b.gguf'" in refused("info", tmp_path)
 
 
@@ -270,13 +270,13 @@ def test_numpy_files(run, tmp_path):
 def test_as_json(run):
     status, out, err = run("info", EXCERPT, "--json", "--tensors", "attn_q")
     assert (status, err) == (0, "")
-    found = json.loads(out)
-    assert (found["version"], found["alignment"], found["bytes"]) == (3, 32, os.path.getsize(EXCERPT))
-    assert found["metadata"]["general.architecture"] == "bert"
-    assert found["backends"]["cpu"]["available"] is True
-    assert found["backends"]["cuda"]["detail"] == qgemm.backends()["cuda"].detail
-    assert {kind["type"]: kind["bpw"] for kind in found["types"]}["Q4_0"] == 4.5
-    tensor = next(tensor for tensor in found["tensors"] if tensor["name"] == WEIGHT)
+    document = json.loads(out)
+    assert (document["version"], document["alignment"], document["bytes"]) == (3, 32, os.path.getsize(EXCERPT))
+    assert document["metadata"]["general.architecture"] == "bert"
+    assert document["backends"]["cpu"]["available"] is True
+    assert document["backends"]["cuda"]["detail"] == qgemm.backends()["cuda"].detail
+    assert {kind["type"]: kind["bpw"] for kind in document["types"]}["Q4_0"] == 4.5
+    tensor = next(tensor for tensor in document["tensors"] if tensor["name"] == WEIGHT)
     assert (tensor["ne"], tensor["shape"], tensor["bytes"]) == ([384, 96], [96, 384], 20736)
     assert tensor["cpu"] == {
         "dequantize": True,
@@ -303,8 +303,8 @@ def test_json_is_strict(run, tmp_path):
     status, out, _ = run("info", tmp_path / "x.gguf", "--json")
     assert status == 0
     assert out.isascii()
-    found = json.loads(out, parse_constant=pytest.fail)
-    assert found["metadata"] == {
+    document = json.loads(out, parse_constant=pytest.fail)
+    assert document["metadata"] == {
         "nan": "NaN",
         "infinities": ["Infinity", "-Infinity", 1e-5],
         "stray": "a\\xffb",
@@ -316,4 +316,4 @@ def test_json_is_strict(run, tmp_path):
         "merges": list(range(1000)),
         "none": [],
     }
-    assert [tensor["name"] for tensor in found["tensors"]] == ["größe", HOSTILE]
+    assert [tensor["name"] for tensor in document["tensors"]] == ["größe", HOSTILE]

@@ -1,4 +1,4 @@
-"""`--json` of the commands: strict JSON on stdout that says what the tables say, and more exactly."""
+"""`--json` of the commands: strict JSON on stdout with the content of the tables, unrounded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOSTILE = "\x1b[2Jgone\n\u202e"
 
 
 def strict(run, *words, status=0):
-    """What a command prints as JSON, which must have no NaN."""
+    """Parses the output of a command as JSON, which must have no NaN."""
     got, out, err = run(*words, "--json")
     assert (got, err) == (status, "")
     assert out.isascii()
@@ -29,15 +29,15 @@ def weights(shape, fmt="q4_0", seed=0):
 
 
 def test_verify(run, tmp_path):
-    """A failed check says which blocks, a product its worst error; both tables of --against are in it."""
+    """A failed check has its blocks, a product its worst error; both tables of --against are included."""
     good = weights((4, 128))
     tensors = {"good": good, "scale": spoiled(good, "d", np.nan), HOSTILE: np.ones(3, np.int32)}
     qgemm.write(tmp_path / "x.gguf", tensors)
     qgemm.write(tmp_path / "y.gguf", {**tensors, "good": weights((4, 128), "q8_0"), "other": good})
-    found = strict(run, "verify", tmp_path / "x.gguf", "--against", tmp_path / "y.gguf", status=1)
-    assert (found["path"], found["against"]) == (str(tmp_path / "x.gguf"), str(tmp_path / "y.gguf"))
-    assert found["verdicts"] == {"ok": 2, "failed": 2, "listed": 0}
-    tensors = {tensor["name"]: tensor for tensor in found["tensors"]}
+    document = strict(run, "verify", tmp_path / "x.gguf", "--against", tmp_path / "y.gguf", status=1)
+    assert (document["path"], document["against"]) == (str(tmp_path / "x.gguf"), str(tmp_path / "y.gguf"))
+    assert document["verdicts"] == {"ok": 2, "failed": 2, "listed": 0}
+    tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
     assert {name: tensor["verdict"] for name, tensor in tensors.items()} == {
         "good": "ok",
         "scale": "failed",
@@ -55,28 +55,28 @@ def test_verify(run, tmp_path):
 
 
 def test_matmul(run, tmp_path):
-    """The numbers of the table; where x comes from; NaN of a product as a string."""
-    found = strict(run, "matmul", EXCERPT, WEIGHT, "--m", "2,5", "--seed", 3, "--activation", "a8")
-    assert found["w"] == {"name": WEIGHT, "type": "Q4_0", "shape": [96, 384]}
-    assert (found["x"], found["activation"]) == ({"distribution": "standard normal", "seed": 3}, "a8")
-    assert found["backend"]["name"] == "cpu"
-    assert [(line["m"], line["kernel"]) for line in found["products"]] == [(2, "numpy"), (5, "numpy")]
+    """The numbers of the table, the source of x, and NaN of a product as a string."""
+    document = strict(run, "matmul", EXCERPT, WEIGHT, "--m", "2,5", "--seed", 3, "--activation", "a8")
+    assert document["w"] == {"name": WEIGHT, "type": "Q4_0", "shape": [96, 384]}
+    assert (document["x"], document["activation"]) == ({"distribution": "standard normal", "seed": 3}, "a8")
+    assert document["backend"]["name"] == "cpu"
+    assert [(line["m"], line["kernel"]) for line in document["products"]] == [(2, "numpy"), (5, "numpy")]
     shown = lines_of(run("matmul", EXCERPT, WEIGHT, "--m", "2,5", "--seed", 3, "--activation", "a8")[1] + "\n", "M")
-    for line in found["products"]:
+    for line in document["products"]:
         assert float(shown[str(line["m"])][1]) == pytest.approx(line["relative_rms"], rel=1e-2)
         assert line["ms"] > 0
     np.save(tmp_path / "x.npy", np.full((1, 128), 2, np.float16))
     qgemm.write(tmp_path / "x.gguf", {HOSTILE: spoiled(weights((4, 128)), "d", np.nan)})
-    found = strict(run, "matmul", tmp_path / "x.gguf", HOSTILE, "--x", tmp_path / "x.npy")
-    assert found["w"]["name"] == HOSTILE
-    assert found["x"] == {"path": str(tmp_path / "x.npy"), "dtype": "float16", "shape": [1, 128]}
-    assert found["products"][0]["relative_rms"] == found["products"][0]["max_abs"] == "NaN"
+    document = strict(run, "matmul", tmp_path / "x.gguf", HOSTILE, "--x", tmp_path / "x.npy")
+    assert document["w"]["name"] == HOSTILE
+    assert document["x"] == {"path": str(tmp_path / "x.npy"), "dtype": "float16", "shape": [1, 128]}
+    assert document["products"][0]["relative_rms"] == document["products"][0]["max_abs"] == "NaN"
 
 
 def test_convert(run, tmp_path):
-    """What --report writes, byte for byte."""
+    """The output equals the file of --report."""
     qgemm.write(tmp_path / "x.gguf", {"w.weight": np.eye(64, dtype=np.float32), HOSTILE: np.ones(3, np.float32)})
     words = "convert", tmp_path / "x.gguf", tmp_path / "y.gguf", "q8_0", "--report", tmp_path / "report.json"
-    found = strict(run, *words)
-    assert found == json.loads((tmp_path / "report.json").read_text())
-    assert {tensor["name"]: tensor["to"] for tensor in found["tensors"]} == {"w.weight": "Q8_0", HOSTILE: "F32"}
+    document = strict(run, *words)
+    assert document == json.loads((tmp_path / "report.json").read_text())
+    assert {tensor["name"]: tensor["to"] for tensor in document["tensors"]} == {"w.weight": "Q8_0", HOSTILE: "F32"}

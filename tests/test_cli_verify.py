@@ -1,4 +1,4 @@
-"""`qgemm verify` on real files: what it checks, finds wrong and cannot know."""
+"""`qgemm verify` on real files: its checks, failures, and tensors that it cannot check."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def weights(shape, fmt="q4_0", seed=0):
 def test_verify_a_real_file(run):
     status, out, err = run("verify", EXCERPT)
     assert (status, err) == (0, "")
-    found = lines_of(out, "tensor")
-    for cells in found.values():
+    lines = lines_of(out, "tensor")
+    for cells in lines.values():
         assert cells[1] in cells[0].upper()
         fmt = qgemm.FORMATS[cells[1]]
         assert cells[2:4] + cells[-1:] == ["ok", "ok", "ok"]
@@ -47,7 +47,7 @@ def test_verify_a_real_file(run):
 
 
 def test_verify_counts_nan_and_names_the_first(run, tmp_path):
-    """A NaN fails its own check only: the products of the other rows are still held against their bounds."""
+    """A NaN fails only its own check; products of the other rows are still compared with their bounds."""
     stack = spoiled(weights((3, 2, 96), "q8_0"), "d", -np.inf)
     tensors = {
         "good": weights((4, 128)),
@@ -60,8 +60,8 @@ def test_verify_counts_nan_and_names_the_first(run, tmp_path):
     qgemm.write(tmp_path / "x.gguf", tensors)
     status, out, err = run("verify", tmp_path / "x.gguf")
     assert (status, err) == (1, "")
-    found = {name: (cells[2], cells[-1]) for name, cells in lines_of(out, "tensor").items()}
-    assert found == {
+    lines = {name: (cells[2], cells[-1]) for name, cells in lines_of(out, "tensor").items()}
+    assert lines == {
         "good": ("ok", "ok"),
         "scale": ("1, first [1, 2]", "FAIL"),
         "minimum": ("1, first [1, 2]", "FAIL"),
@@ -78,12 +78,12 @@ def test_verify_says_what_it_cannot_check(run, tmp_path):
     tensors |= {"double": np.ones((2, 3)), "bias": np.ones(3, np.float32)}
     qgemm.write(tmp_path / "x.gguf", tensors)
     status, out, _ = run("verify", tmp_path / "x.gguf")
-    found = lines_of(out, "tensor")
+    lines = lines_of(out, "tensor")
     assert status == 0
-    assert found["sums"][3] == "no oracle"
-    assert float(found["sums"][5]) < 1
-    assert found["numbers"][2:] == found["double"][2:] == ["ok", *["no codec"] * 3, "ok"]
-    assert found["bias"][2:] == ["ok", "ok", "no matrix", "no matrix", "ok"]
+    assert lines["sums"][3] == "no oracle"
+    assert float(lines["sums"][5]) < 1
+    assert lines["numbers"][2:] == lines["double"][2:] == ["ok", *["no codec"] * 3, "ok"]
+    assert lines["bias"][2:] == ["ok", "ok", "no matrix", "no matrix", "ok"]
 
 
 def test_verify_finds_a_wrong_decoder(run, monkeypatch):
@@ -105,7 +105,7 @@ def test_verify_forgives_a_nan_only_for_a_nan(run, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("broken", "column"), [("a16", 4), ("a8", 5)])
 def test_verify_finds_a_wrong_product(run, monkeypatch, broken, column):
-    """One output of 384 off by less than a thousandth is beyond the bound."""
+    """One output of 384 with a relative error below 0.001 exceeds the bound."""
 
     def matmul(x, w, activation=None):
         y = qgemm.matmul(x, w)
@@ -139,7 +139,7 @@ def test_products_lie_within_their_bounds(fmt, data):
     if levels.zero and fmt.group % 32 == 0:  # else the zero is taken from the codes
         scale = np.abs(levels.scale.reshape(w.shape[0], -1))
         shift += levels.zero * scale.repeat(fmt.group // 32, axis=1)
-    rounding = 1e-12 if levels.minimum is None else 2**-23.9  # of a decoded weight: adding a minimum rounds
+    rounding = 1e-12 if levels.minimum is None else 2**-23.9  # for decoded weights: adding a minimum rounds
     slack = (2**-9.9 * np.abs(sa) + 2**-23) @ shift.T + rounding * np.abs(values) @ np.abs(w64).T
     assert (np.abs(exact - values @ w64.T) <= slack).all()
 
@@ -159,25 +159,27 @@ def test_against_the_same_file(run):
 
 
 def test_against_another_file(run, tmp_path):
-    """Errors are those of the formats; other shapes, and tensors that only one file has, fail."""
+    """Errors equal those of the formats; other shapes, and tensors that only one file has, fail."""
     source = np.random.default_rng(3).standard_normal((6, 5, 64)).astype(np.float32)
     same = {"same": source[0], "error": source, "vector": source[0, 0], "zeros": 0 * source[0]}
-    one = same | {"here": source[0], "shape": source[0]}
+    first = same | {"here": source[0], "shape": source[0]}
     other = same | {"there": source[0], "shape": source[0, :4], "zeros": source[0]}
-    qgemm.write(tmp_path / "one.gguf", one | {name: qgemm.quantize(one[name], "q8_0") for name in ("error", "vector")})
+    qgemm.write(
+        tmp_path / "one.gguf", first | {name: qgemm.quantize(first[name], "q8_0") for name in ("error", "vector")}
+    )
     qgemm.write(tmp_path / "other.gguf", other)
     command = "verify", tmp_path / "one.gguf", "--against", tmp_path / "other.gguf"
     status, out, _ = run(*command)
-    found = {name: (cells[6], cells[-1]) for name, cells in lines_of(out, "tensor").items()}
+    lines = {name: (cells[6], cells[-1]) for name, cells in lines_of(out, "tensor").items()}
     assert status == 1
-    assert found["same"] == ("identical", "ok")
-    assert found["here"] == ("missing", "FAIL")
-    assert found["there"] == ("only in OTHER", "FAIL")
-    assert found["shape"] == ("shape (4, 64)", "FAIL")
-    assert found["zeros"] == ("1.00e+00 (F32)", "FAIL")
+    assert lines["same"] == ("identical", "ok")
+    assert lines["here"] == ("missing", "FAIL")
+    assert lines["there"] == ("only in OTHER", "FAIL")
+    assert lines["shape"] == ("shape (4, 64)", "FAIL")
+    assert lines["zeros"] == ("1.00e+00 (F32)", "FAIL")
     decoded = qgemm.quantize(source, "q8_0").dequantize(np.float64)
     want = np.linalg.norm(decoded - source) / np.linalg.norm(source.astype(np.float64))
-    assert found["error"] == (f"{want:.2e} (F32)", "ok")
+    assert lines["error"] == (f"{want:.2e} (F32)", "ok")
     assert run(*command, "--tensors", "^(error|vector)$")[0] == 0
     assert run(*command, "--tensors", "^error$", "--tolerance", "0.001")[0] == 1
 
@@ -244,15 +246,15 @@ def test_verify_long_rows_in_bounded_memory(run, tmp_path):
     status, out, _ = run("verify", tmp_path / "x.gguf")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    found = lines_of(out, "tensor")
+    lines = lines_of(out, "tensor")
     assert status == 1
-    assert (found["w"][2], found["f"][-1]) == (f"1, first [2, {(1 << 18) - 1}]", "ok")
-    assert 0 < float(found["f"][4]) < 1
+    assert (lines["w"][2], lines["f"][-1]) == (f"1, first [2, {(1 << 18) - 1}]", "ok")
+    assert 0 < float(lines["f"][4]) < 1
     assert peak < 48 << 20
 
 
 def test_verify_notices_a_file_that_is_cut(refused, tmp_path, monkeypatch):
-    """It reads through a descriptor: an error, where a mapping would end the process by SIGBUS."""
+    """Reading through a descriptor gives an error; a mapping would end the process by SIGBUS."""
     path = tmp_path / "x.gguf"
     qgemm.write(path, {"w": weights((64, 1024))})
     monkeypatch.setattr(checks, "PIECE", 4096)
@@ -261,7 +263,7 @@ def test_verify_notices_a_file_that_is_cut(refused, tmp_path, monkeypatch):
 
 
 def test_kbit_tensors_are_tensors_like_others(run, tmp_path):
-    """One type, whatever their codebooks; products are checked, but there is no other decoder to compare with."""
+    """They are one type with any codebook; products are checked, but there is no other decoder to compare with."""
     own = qgemm.quantize(np.random.default_rng(0).standard_normal((4, 64)), "kbit2", codebook=[0.5, -1, 0, 1])
     qgemm.write(tmp_path / "x.gguf", {"own": own, "default": weights((4, 64), "kbit2")}, {"general.architecture": "x"})
     _, out, _ = run("info", tmp_path / "x.gguf")
@@ -269,9 +271,9 @@ def test_kbit_tensors_are_tensors_like_others(run, tmp_path):
     assert re.search(r"^general.architecture +x$", out, re.MULTILINE)
     qgemm.write(tmp_path / "y.gguf", {"own": qgemm.Tensor("kbit2", own.shape, own.blocks), "default": own})
     status, out, _ = run("verify", tmp_path / "x.gguf", "--against", tmp_path / "y.gguf", "--tolerance", 0.9)
-    found = lines_of(out, "tensor")
+    lines = lines_of(out, "tensor")
     assert status == 1  # blocks of "own" are the same there, its codebook is not
-    assert found["own"][2:4] + found["own"][5:6] == ["ok", "no oracle", "no codes"]
-    assert 0 < float(found["own"][4]) < 1
-    assert re.fullmatch(r"\d\.\d\de[+-]\d\d \(KBIT2\)", found["own"][6])
-    assert float(found["own"][6].split()[0]) > 0.9
+    assert lines["own"][2:4] + lines["own"][5:6] == ["ok", "no oracle", "no codes"]
+    assert 0 < float(lines["own"][4]) < 1
+    assert re.fullmatch(r"\d\.\d\de[+-]\d\d \(KBIT2\)", lines["own"][6])
+    assert float(lines["own"][6].split()[0]) > 0.9

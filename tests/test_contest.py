@@ -1,4 +1,4 @@
-"""The benchmark beside ggml: processes that take turns, goals, tables; ggml itself where $QGEMM_GGML names a build."""
+"""The benchmark beside ggml: alternating processes, goals, tables; ggml itself if $QGEMM_GGML names a build."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import os
 from pathlib import Path
 
-import cpu_tables
 import numpy as np
 import pytest
+from measured import refused_benchmarks, run_benchmarks
 
-from qgemm.bench import contest, turns
-from qgemm.bench.contest import Case, Row
-from qgemm.bench.ggml import Ggml
-from qgemm.cli import bench, main
+from benchmarks import command, contest, goals, turns
+from benchmarks.contest import Case, Row
+from benchmarks.ggml import Ggml
+from benchmarks.report import cpu_tables
 from qgemm.errors import QgemmError
 from qgemm.formats import FORMATS
 
@@ -21,27 +21,27 @@ BUILD = os.environ.get("QGEMM_GGML")
 
 
 def doubled(variable):
-    """A competitor for a worker: twice the case, and what a variable says there."""
+    """A library for a worker: its result is twice the case, and the value of an environment variable."""
 
     def prepare(case):
-        found = []
+        results = []
         return turns.Calls(
-            {"twice": [lambda: found.append(2 * case)], "fails": [found.copy]},
-            lambda name: (found[-1], os.environ.get(variable)) if name == "twice" else 1 / 0,
-            found.clear,
+            {"twice": [lambda: results.append(2 * case)], "fails": [results.copy]},
+            lambda name: (results[-1], os.environ.get(variable)) if name == "twice" else 1 / 0,
+            results.clear,
         )
 
     return prepare
 
 
-def test_workers_take_turns(monkeypatch):
-    """Each is timed in its own process, with its own environment; an error there is raised here."""
+def test_workers_alternate(monkeypatch):
+    """Each worker runs in its own process and environment; its errors are raised here."""
     monkeypatch.delenv("QGEMM_TURN", raising=False)
     workers = {name: turns.Worker(doubled, ("QGEMM_TURN",), {"QGEMM_TURN": name}) for name in ("a", "b")}
     assert "QGEMM_TURN" not in os.environ
-    found = turns.least(workers, 21, 2)
-    assert set(found) == {("a", "twice"), ("a", "fails"), ("b", "twice"), ("b", "fails")}
-    assert all(seconds > 0 for seconds in found.values())
+    seconds_by_call = turns.least(workers, 21, 2)
+    assert set(seconds_by_call) == {("a", "twice"), ("a", "fails"), ("b", "twice"), ("b", "fails")}
+    assert all(seconds > 0 for seconds in seconds_by_call.values())
     assert [worker.ask("result", "twice") for worker in workers.values()] == [(42, "a"), (42, "b")]
     with pytest.raises(ZeroDivisionError):
         workers["a"].ask("result", "fails")
@@ -53,14 +53,14 @@ def test_workers_take_turns(monkeypatch):
 def test_a_burst_calls_in_turn_and_ends_its_priority():
     called = []
     assert turns.burst([lambda: called.append("a"), lambda: called.append("b")]) > 0
-    assert called == ["a", "b"] * (turns.MOST_CALLS // 2)
+    assert called == ["a", "b"] * (turns.MAX_CALLS // 2)
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_goals():
     ms = {"a8": 0.2, "a16": 0.35, "ggml file": 0.4, "ggml repack": 0.22}
     (_, ratio, must, aim), (_, exact, least, _) = Row(Case("q4_0", 4096, 4096, 1), ms).goals()
-    assert (ratio, must, aim, least) == (pytest.approx(1.1), 1.2, 1.4, 1 / contest.MOST_A16)
+    assert (ratio, must, aim, least) == (pytest.approx(1.1), 1.2, 1.4, 1 / goals.A16_OVER_A8)
     assert exact == pytest.approx(0.2 / 0.35)
     (elsewhere, *_), *_ = Row(Case("q4_0", 14336, 4096, 1), ms).goals(), ()
     assert elsewhere == ("ggml / a8", pytest.approx(1.1), 0, 0)  # goals are of one shape
@@ -88,21 +88,21 @@ def made_up() -> dict[str, object]:
     return {**facts, "first_s": 1.0, "warm_ms": 31.0, "rows": [Row(case, ms).document() for case in cases]}
 
 
-def test_documents(tmp_path, monkeypatch, run):
-    """What is written is read again; tables show it; missed goals are counted."""
-    found = made_up()
-    assert json.loads(contest.document(found)) == found
+def test_documents(tmp_path, monkeypatch, capsys):
+    """Written documents are read again and shown in tables; missed goals are counted."""
+    results = made_up()
+    assert json.loads(contest.document(results)) == results
     path = tmp_path / "cpu.json"
-    monkeypatch.setattr(contest, "run", lambda options: found)
-    words = ["bench", "--cpu", "--ggml", tmp_path, "--out", tmp_path, "--goals"]
-    status, out, err = run(*words)
-    assert json.loads(path.read_text()) == found
+    monkeypatch.setattr(contest, "run", lambda options: results)
+    words = ["--cpu", "--ggml", tmp_path, "--out", tmp_path, "--goals"]
+    status, out, err = run_benchmarks(capsys, *words)
+    assert json.loads(path.read_text()) == results
     assert "a CPU, 2 threads, ggml 0.1" in out
     assert "q4_0    4096x4096   16  hot" in out
-    missed = contest.missed(found)
+    missed = contest.missed(results)
     assert (status, err) == (1, f"{missed} goals missed\n")
-    found["host_us_a16"], found["warm_ms"] = 15.0, 30.0
-    assert contest.missed(found) == missed - 2
+    results["host_us_a16"], results["warm_ms"] = 15.0, 30.0
+    assert contest.missed(results) == missed - 2
     assert "| Q4_K | 1 / 1.25 | 1 / 1.25 | 1 / 1.25 | 2 / 5 | 2 / 5 |" in cpu_tables.short_table(path)
     long = cpu_tables.long_table(path)
     assert "| q4_k | 4096x4096 | 1.25 (1) | 1.25 (1) | 1.25 (1) | 1.25 (1) |" in long
@@ -111,27 +111,33 @@ def test_documents(tmp_path, monkeypatch, run):
 
 
 @pytest.mark.parametrize("words", ["--ggml x --m 1", "--ggml x --activations a8", "--ggml x --formats f16"])
-def test_what_it_does_not_compare(words, refused):
-    refused("bench", "--cpu", *words.split(), status=2)
-    assert "--ggml-avx2 needs --ggml" in refused("bench", "--cpu", "--ggml-avx2", "x", status=2)
-    assert "holds no libggml-base.so" in refused("bench", "--cpu", "--ggml", "/dev", "--shapes", "64x256")
+def test_unknown_comparisons_are_refused(words, capsys):
+    refused_benchmarks(capsys, "--cpu", *words.split())
+    assert "--ggml-avx2 needs --ggml" in refused_benchmarks(capsys, "--cpu", "--ggml-avx2", "x")
+    assert "holds no libggml-base.so" in refused_benchmarks(
+        capsys, "--cpu", "--ggml", "/dev", "--shapes", "64x256", status=1
+    )
 
 
 def test_folders_are_options():
-    args = main.parser().parse_args(["bench", "--cpu", "--ggml", "a", "b", "--ggml-avx2", "c"])
-    assert (args.ggml, args.ggml_avx2, bench.OF_GGML) == ([Path("a"), Path("b")], Path("c"), ("ggml", "ggml_avx2"))
+    args = command.parser().parse_args(["--cpu", "--ggml", "a", "b", "--ggml-avx2", "c"])
+    assert (args.ggml, args.ggml_avx2, command.GGML_OPTIONS) == (
+        [Path("a"), Path("b")],
+        Path("c"),
+        ("ggml", "ggml_avx2"),
+    )
 
 
 @pytest.mark.skipif(not BUILD, reason="QGEMM_GGML names no build of ggml")
 @pytest.mark.parametrize("name", contest.NAMES)
 def test_products_of_ggml(name):
-    """In either layout, near the product with decoded weights; blocks that it writes are ours."""
+    """In both layouts, close to the product with decoded weights; its encoder writes our blocks."""
     library, fmt = Ggml(Path(BUILD or ""), 2), FORMATS[name]
     case = Case(name, 64, 512, 3)
     want = case.x() @ fmt.dequantize(case.blocks()).T
-    made = {layout: library.product(fmt, case.blocks(), case.x(), layout) for layout in ("file", "repack")}
-    assert made["file"] is not None
-    for product in filter(None, made.values()):
+    products = {layout: library.product(fmt, case.blocks(), case.x(), layout) for layout in ("file", "repack")}
+    assert products["file"] is not None
+    for product in filter(None, products.values()):
         product()
         assert np.abs(product.y() - want).max() <= contest.DISAGREEMENT * np.abs(want).max()
         product.free()

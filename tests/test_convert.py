@@ -1,4 +1,4 @@
-"""The converter: bytes, errors and rules of what it writes, and an old file that survives whatever happens."""
+"""The converter: bytes, errors and rules of its files, and old files that survive every failure."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def source(tmp_path) -> Path:
     return model(tmp_path / "source.gguf")
 
 
-def real_error(made: np.ndarray, x: np.ndarray) -> float:
+def real_error(result: np.ndarray, x: np.ndarray) -> float:
     x = x.astype(np.float64)
-    return float(np.linalg.norm(made.astype(np.float64) - x) / np.linalg.norm(x))
+    return float(np.linalg.norm(result.astype(np.float64) - x) / np.linalg.norm(x))
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- files that are written
 
 
 @pytest.mark.slow
@@ -81,10 +81,10 @@ def test_the_same_types_are_the_same_file(tmp_path):
 def test_metadata_is_lossless(source, tmp_path):
     converted(source, tmp_path / "y.gguf", "q5_0")
     with qgemm.open(tmp_path / "y.gguf") as file:
-        found = dict(file.metadata)
-        assert (found.pop("general.file_type"), found.pop("general.quantization_version")) == (8, 2)
-        assert list(found) == [key for key in METADATA if key != "general.file_type"]
-        for key, value in found.items():
+        metadata = dict(file.metadata)
+        assert (metadata.pop("general.file_type"), metadata.pop("general.quantization_version")) == (8, 2)
+        assert list(metadata) == [key for key in METADATA if key != "general.file_type"]
+        for key, value in metadata.items():
             assert_array_equal(value, METADATA[key])
             assert type(value) is type(METADATA[key])
 
@@ -188,20 +188,20 @@ def test_weights_that_are_not_finite(fmt, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fmt", "said"),
+    ("fmt", "message"),
     [
         ("q4_0", "2 blocks are in need of a scale beyond float16, the first at [1, 32]"),
         ("kbit2", "2 blocks are in need of a scale beyond 31.5, where its own end, the first at [1, 32]"),
         ("f16", "2 weights are beyond the largest F16, the first at [1, 40]"),
     ],
 )
-def test_scales_that_overflow(fmt, said, tmp_path):
+def test_scales_that_overflow(fmt, message, tmp_path):
     x = normal(9, 64)
     x[1, 40] = x[8, 0] = 1e9
     source = model(tmp_path / "x.gguf", {"x.weight": x})
     with pytest.raises(qgemm.QuantizeError) as caught:
         converted(source, tmp_path / "y.gguf", fmt)
-    assert str(caught.value) == f"{source}: tensor 'x.weight': {said}"
+    assert str(caught.value) == f"{source}: tensor 'x.weight': {message}"
 
 
 def test_damaged_blocks_are_not_copied(tmp_path):
@@ -214,8 +214,8 @@ def test_damaged_blocks_are_not_copied(tmp_path):
     for options in ({}, {"keep": [re.compile("")]}):
         with pytest.raises(qgemm.QuantizeError) as caught:
             converted(source, tmp_path / "y.gguf", "q5_1", **options)
-        said = "2 blocks are damaged: a scale is not finite, the first at [3, 32]"
-        assert str(caught.value) == f"{source}: tensor 'x.weight': {said}"
+        message = "2 blocks are damaged: a scale is not finite, the first at [3, 32]"
+        assert str(caught.value) == f"{source}: tensor 'x.weight': {message}"
     model(source, {"mask.weight": plain})
     converted(source, tmp_path / "y.gguf", "f32")
     assert (tmp_path / "y.gguf").read_bytes() == source.read_bytes()
@@ -256,9 +256,9 @@ def test_the_command(run, source, tmp_path):
     assert "2 of 5 tensors kept or fell back" in sums
     assert re.search(r"1  1-D\n +1  output matrix: Q8_0|1  output matrix: Q8_0\n +1  1-D|1  norm", sums)
     document = json.loads(report.read_text())
-    assert [each["to"] for each in document["tensors"]] == ["Q4_0", "Q4_0", "F32", "Q5_1", "Q8_0"]
+    assert [tensor["to"] for tensor in document["tensors"]] == ["Q4_0", "Q4_0", "F32", "Q5_1", "Q8_0"]
     assert document["kept_or_fell_back"] == 2
-    assert document["bytes_after"] == sum(each["bytes"] for each in document["tensors"])
+    assert document["bytes_after"] == sum(tensor["bytes"] for tensor in document["tensors"])
     status, verified, _ = run("verify", target, "--against", source)
     assert status == 0
     assert table in verified

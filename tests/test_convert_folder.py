@@ -105,22 +105,22 @@ def test_names_shapes_and_keys(architecture, tmp_path):
     assert {name: w.shape for name, w in tensors.items()} == want
     assert metadata["general.architecture"] == name
     assert (metadata["general.type"], metadata["general.name"], metadata["general.file_type"]) == ("model", "m", 1)
-    found = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
-    assert {key: found.get(key) for key in {**OF_ALL, **keys}} == {**OF_ALL, **keys}
+    model_keys = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    assert {key: model_keys.get(key) for key in {**OF_ALL, **keys}} == {**OF_ALL, **keys}
     assert metadata["tokenizer.ggml.model"] == "none"
-    for tensor, kind in types.items():  # what llama.cpp multiplies by, and what it reads as float32
+    for tensor, kind in types.items():  # weights of products, and tensors that llama.cpp reads as float32
         assert kind == ("f16" if tensor.endswith("weight") and not any(w in tensor for w in KEPT.split("|")) else "f32")
 
 
 def halves_beside_each_other(w: np.ndarray, heads: int) -> np.ndarray:
     """Row i of the first and of the second half of each head, in turn."""
-    found = np.empty_like(w)
+    reordered = np.empty_like(w)
     rows = len(w) // heads
     for head in range(heads):
         for i in range(rows // 2):
-            found[head * rows + 2 * i] = w[head * rows + i]
-            found[head * rows + 2 * i + 1] = w[head * rows + rows // 2 + i]
-    return found
+            reordered[head * rows + 2 * i] = w[head * rows + i]
+            reordered[head * rows + 2 * i + 1] = w[head * rows + rows // 2 + i]
+    return reordered
 
 
 @pytest.mark.parametrize(("architecture", "moved"), [("LlamaForCausalLM", True), ("Qwen2ForCausalLM", False)])
@@ -148,9 +148,11 @@ def test_a_text_model_among_others(tmp_path):
 
     source = {f"language_model.{name}": w for name, w in tensors_of("Gemma3ForCausalLM").items()}
     path = folder(tmp_path / "m", "Gemma3ForCausalLM", {**source, "vision_tower.x.weight": np.ones((2, 2), np.float16)})
-    said = json.loads((path / "config.json").read_text())
+    config_json = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(
-        json.dumps({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": said, "vision_config": {}})
+        json.dumps(
+            {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": config_json, "vision_config": {}}
+        )
     )
     tensors, _, metadata, _ = converted(path, tmp_path)
     assert "blk.1.ffn_down.weight" in tensors
@@ -159,7 +161,7 @@ def test_a_text_model_among_others(tmp_path):
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
 def test_experts_are_stacked(kind, tmp_path):
-    """Of numbered matrices, and of joined ones; blocks are those of the stacked matrix."""
+    """Numbered matrices and joined ones give the blocks of the stacked matrix."""
     source = tensors_of("Qwen3MoeForCausalLM")
     path = folder(tmp_path / "m", "Qwen3MoeForCausalLM")
     tensors, types, *_ = converted(path, tmp_path, kind)
@@ -299,7 +301,7 @@ def test_a_tensor_without_a_name_is_refused(tmp_path):
 
 
 def test_a_lone_file_keeps_its_names(tmp_path):
-    """What was named is a file, or goes to a file of tensors: no model is made."""
+    """A source that is a file, or a target that holds only tensors, makes no model."""
     path = folder(tmp_path / "m", "LlamaForCausalLM")
     for src, dst in ((path / "model.safetensors", "y.gguf"), (path, "y.safetensors")):
         done = qgemm.convert(src, tmp_path / dst, "f16")

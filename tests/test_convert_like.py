@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 import qgemm
 
 WIDTH, HEADS, KV_HEADS, ROWS, LAYERS, EXPERTS = 64, 4, 2, 16, 2, 3  # ROWS: of a head
-LINEAR = {  # of a layer: the file's name, rows, columns
+LINEAR = {  # name in a layer -> the file's name, rows, columns
     "self_attn.q_proj": ("attn_q", HEADS * ROWS, WIDTH),
     "self_attn.k_proj": ("attn_k", KV_HEADS * ROWS, WIDTH),
     "self_attn.v_proj": ("attn_v", KV_HEADS * ROWS, WIDTH),
@@ -29,12 +29,12 @@ NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
 def rotary(w: np.ndarray, heads: int) -> np.ndarray:
     """Rows as llama.cpp's rotary embedding takes them: number i of both halves of a head beside each other."""
-    found = np.empty_like(w)
+    rotated = np.empty_like(w)
     for row in range(len(w)):
-        head, at = divmod(row, len(w) // heads)
-        half, i = divmod(at, len(w) // heads // 2)
-        found[head * (len(w) // heads) + 2 * i + half] = w[row]
-    return found
+        head, position = divmod(row, len(w) // heads)
+        half, i = divmod(position, len(w) // heads // 2)
+        rotated[head * (len(w) // heads) + 2 * i + half] = w[row]
+    return rotated
 
 
 def as_llama(name: str, w: np.ndarray) -> np.ndarray:
@@ -43,18 +43,18 @@ def as_llama(name: str, w: np.ndarray) -> np.ndarray:
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:
     """A model by Hugging Face's names."""
-    found = {
+    tensors = {
         "model.embed_tokens.weight": normal(48, WIDTH, seed=seed),
         "lm_head.weight": normal(48, WIDTH, seed=seed + 1),
     }
     for layer in range(LAYERS):
         for i, (name, (_, n, k)) in enumerate(LINEAR.items()):
-            found[f"model.layers.{layer}.{name}.weight"] = normal(n, k, seed=100 * seed + 10 * layer + i)
+            tensors[f"model.layers.{layer}.{name}.weight"] = normal(n, k, seed=100 * seed + 10 * layer + i)
         for i, name in enumerate(NORMS):
-            found[f"model.layers.{layer}.{name}.weight"] = 1 + normal(WIDTH, seed=500 + layer + i) / 10
-        found[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = normal(ROWS // 2)
-    found["model.norm.weight"] = 1 + normal(WIDTH, seed=600) / 10
-    return found
+            tensors[f"model.layers.{layer}.{name}.weight"] = 1 + normal(WIDTH, seed=500 + layer + i) / 10
+        tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = normal(ROWS // 2)
+    tensors["model.norm.weight"] = 1 + normal(WIDTH, seed=600) / 10
+    return tensors
 
 
 def base(path: Path, tensors: dict, *, fmt: str = "q8_0", own: dict | None = None, **keys: object) -> Path:
@@ -63,23 +63,23 @@ def base(path: Path, tensors: dict, *, fmt: str = "q8_0", own: dict | None = Non
     def matrix(w: np.ndarray) -> qgemm.Tensor:
         return qgemm.quantize(w.astype(np.float32), fmt)
 
-    found: dict = {"output.weight": matrix(tensors["lm_head.weight"])}
-    found["token_embd.weight"] = matrix(tensors["model.embed_tokens.weight"])
-    found["rope_freqs.weight"] = normal(ROWS // 2)
+    stored: dict = {"output.weight": matrix(tensors["lm_head.weight"])}
+    stored["token_embd.weight"] = matrix(tensors["model.embed_tokens.weight"])
+    stored["rope_freqs.weight"] = normal(ROWS // 2)
     for layer in range(LAYERS):
         for name, new in NORMS.items():
-            found[f"blk.{layer}.{new}.weight"] = tensors[f"model.layers.{layer}.{name}.weight"].astype(np.float32)
+            stored[f"blk.{layer}.{new}.weight"] = tensors[f"model.layers.{layer}.{name}.weight"].astype(np.float32)
         for name, (new, _, _) in LINEAR.items():
             w = tensors[f"model.layers.{layer}.{name}.weight"]
-            found[f"blk.{layer}.{new}.weight"] = matrix(as_llama(name, w))
-    found["output_norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
+            stored[f"blk.{layer}.{new}.weight"] = matrix(as_llama(name, w))
+    stored["output_norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
     metadata = {
         "general.architecture": "llama", "llama.block_count": np.uint32(LAYERS),
         "llama.attention.head_count": np.uint32(HEADS), "llama.attention.head_count_kv": np.uint32(KV_HEADS),
         "tokenizer.ggml.tokens": [str(i) for i in range(48)], "quantize.imatrix.file": "x.dat",
         "general.file_type": np.uint32(7),
     }  # fmt: skip
-    return written(path, {**found, **(own or {})}, {**metadata, **keys})
+    return written(path, {**stored, **(own or {})}, {**metadata, **keys})
 
 
 def half(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -94,8 +94,8 @@ def test_a_checkpoint_becomes_a_model(tmp_path):
     done = qgemm.convert(tmp_path / "model.safetensors", tmp_path / "y.gguf", "q5_1", like=like)
     with qgemm.open(tmp_path / "y.gguf") as file, qgemm.open(like) as old:
         assert list(file) == list(old) == [line.name for line in done.lines]
-        kept = [key for key in old.metadata if "imatrix" not in key and key != "general.file_type"]
-        assert list(file.metadata) == [*kept, "general.quantization_version", "general.file_type"]
+        copied_keys = [key for key in old.metadata if "imatrix" not in key and key != "general.file_type"]
+        assert list(file.metadata) == [*copied_keys, "general.quantization_version", "general.file_type"]
         assert file.metadata["general.file_type"] == 9
         assert file.metadata["tokenizer.ggml.tokens"] == old.metadata["tokenizer.ggml.tokens"]
         for layer in range(LAYERS):
@@ -138,8 +138,8 @@ def awq_folder(folder: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.nda
             stored[name] = meant[name] = (w * np.float16(1.5) if "norm" in name else w).astype(np.float16)
     folder.mkdir()
     safetensors(folder / "model.safetensors", stored)
-    said = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
-    (folder / "config.json").write_text(json.dumps({"quantization_config": said}))
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": quantization}))
     return meant
 
 
@@ -163,7 +163,7 @@ def test_an_awq_folder_becomes_a_model_with_exact_codes(fmt, run, tmp_path):
 
 
 def test_no_rotary_rows_in_other_architectures(tmp_path):
-    """What the file does to rows decides, not a list of architectures; biases go with their matrices."""
+    """The order of rows in the file decides, not a list of architectures; biases follow their matrices."""
     tensors = {name: w for name, w in half(weights()).items() if "inv_freq" not in name}
     bias = normal(HEADS * ROWS, seed=9).astype(np.float16)
     tensors["model.layers.0.self_attn.q_proj.bias"] = bias
@@ -220,8 +220,8 @@ def test_experts_are_stacked(kind, tmp_path):
             stored[f"{name}.weight"] = w[i]
     safetensors(folder / "model.safetensors", stored)
     if kind == "awq":
-        said = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
-        (folder / "config.json").write_text(json.dumps({"quantization_config": said}))
+        quantization = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+        (folder / "config.json").write_text(json.dumps({"quantization_config": quantization}))
     metadata = {"general.architecture": "qwen3moe", "qwen3moe.block_count": np.uint32(1)}
     tensors = {"blk.0.ffn_gate_exps.weight": qgemm.quantize(w.astype(np.float32), "q4_0"),
                "blk.0.ffn_gate_inp.weight": router.astype(np.float32)}  # fmt: skip
@@ -234,13 +234,16 @@ def test_experts_are_stacked(kind, tmp_path):
         assert_array_equal(file["blk.0.ffn_gate_inp.weight"].blocks, router.astype(np.float32))
 
 
-def change(tensors: dict[str, np.ndarray], what: str) -> dict[str, np.ndarray]:
-    one = "model.layers.1.mlp.up_proj.weight"
-    if what == "missing":
-        return {name: w for name, w in tensors.items() if name != one}
-    if what == "unknown":
+def change(tensors: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
+    target = "model.layers.1.mlp.up_proj.weight"
+    if kind == "missing":
+        return {name: w for name, w in tensors.items() if name != target}
+    if kind == "unknown":
         return {**tensors, "model.layers.1.mlp.side_proj.weight": normal(4, 32)}
-    return {**tensors, one: {"shape": normal(95, WIDTH), "other": normal(96, WIDTH, seed=77)}[what].astype(np.float16)}
+    return {
+        **tensors,
+        target: {"shape": normal(95, WIDTH), "other": normal(96, WIDTH, seed=77)}[kind].astype(np.float16),
+    }
 
 
 REFUSED = {
@@ -251,12 +254,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_another_model_is_refused(what, tmp_path):
+@pytest.mark.parametrize("kind", REFUSED)
+def test_another_model_is_refused(kind, tmp_path):
     tensors = half(weights())
     like = base(tmp_path / "base.gguf", tensors)
-    safetensors(tmp_path / "model.safetensors", change(tensors, what))
-    with pytest.raises(qgemm.QgemmError, match=REFUSED[what]):
+    safetensors(tmp_path / "model.safetensors", change(tensors, kind))
+    with pytest.raises(qgemm.QgemmError, match=REFUSED[kind]):
         qgemm.convert(tmp_path / "model.safetensors", tmp_path / "y.gguf", "q8_0", like=like)
     assert not (tmp_path / "y.gguf").exists()
 

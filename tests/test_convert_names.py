@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 
 import qgemm
 from qgemm.converter import open_source
-from qgemm.converter.names import ORIGINAL_SHAPE, rename, renamed
+from qgemm.converter.tensor_names import ORIGINAL_SHAPE, apply_renames, parse_rename
 
 LONG = "diffusion." + "block." * 9 + "weight"  # 70 bytes
 
@@ -48,18 +48,18 @@ def test_long_names_are_read_and_renamed(run, tmp_path):
 )
 def test_renames_that_are_refused(text, message, tmp_path):
     with open_source(model(tmp_path / "x.gguf")) as source, pytest.raises(qgemm.QgemmError, match=re.escape(message)):
-        renamed(source, [rename(text)])
+        apply_renames(source, [parse_rename(text)])
 
 
 @pytest.mark.parametrize("text", ["x", "(=y"])
 def test_renames_that_make_no_sense(text, run, tmp_path):
     with pytest.raises(qgemm.QgemmError):
-        rename(text)
+        parse_rename(text)
     assert run("convert", model(tmp_path / "x.gguf"), tmp_path / "y.gguf", "f16", "--rename", text)[0] == 2
 
 
 def test_rules_see_new_names(tmp_path):
-    """Renaming comes first: what a rule keeps, an override or an importance names, is the new name."""
+    """Renaming comes first: rules, overrides and importances match the new names."""
     source = model(tmp_path / "x.gguf", {"a.weight": normal(4, 64), "b.weight": normal(4, 64)})
     names = {r"^a\.": "blk.0.attn_norm.", r"^b\.": "blk.0.attn_q."}
     done = qgemm.convert(source, tmp_path / "y.gguf", "q4_0", rename=names, tensor_types={"attn_q": "q8_0"})
@@ -69,7 +69,7 @@ def test_rules_see_new_names(tmp_path):
 
 
 def test_five_dimensions(tmp_path):
-    """The first ones are joined in the file; a key has the shape, by which they come apart again."""
+    """The leading ones are joined in the file; a key stores the shape, which restores them."""
     shape = (4, 3, 2, 2, 32)
     x = normal(*shape)
     safetensors(tmp_path / "x.safetensors", {"conv.weight": x, "w.weight": normal(4, 32)})

@@ -1,4 +1,4 @@
-"""What a command writes: never over what it reads or writes besides, never over an old DST without --force."""
+"""Outputs of a command: never over its inputs or other outputs, never over an old DST without --force."""
 
 from __future__ import annotations
 
@@ -133,9 +133,9 @@ def test_never_onto_a_shard(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--report", "--plot"])
-@pytest.mark.parametrize("kept", ["source", "target", "link to the source", "imatrix", "config"])
-def test_reports_never_replace_what_is_needed(option, kept, checkpoint, run, tmp_path, monkeypatch):
-    """Neither what is read nor what is written; checked before any work."""
+@pytest.mark.parametrize("protected", ["source", "target", "link to the source", "imatrix", "config"])
+def test_reports_never_replace_what_is_needed(option, protected, checkpoint, run, tmp_path, monkeypatch):
+    """Neither inputs nor other outputs; checked before any work."""
     monkeypatch.setattr("qgemm.cli.convert.check_plot", lambda path: None)
     monkeypatch.setattr("qgemm.cli.convert.plot", lambda path, lines: b"picture")
     imatrix, target, link = tmp_path / "imatrix.gguf", tmp_path / "y.gguf", tmp_path / "link"
@@ -150,7 +150,7 @@ def test_reports_never_replace_what_is_needed(option, kept, checkpoint, run, tmp
     link.symlink_to(paths["source"])
     before = {path: path.read_bytes() for path in (*checkpoint.iterdir(), imatrix)}
     words = ("convert", checkpoint, target, "q4_0", "--imatrix", imatrix, option)
-    status, out, err = run(*words, paths[kept])
+    status, out, err = run(*words, paths[protected])
     assert (status, out) == (1, "")
     assert "write to another" in err
     assert not target.exists()
@@ -188,7 +188,7 @@ def test_reports_are_checked_before_the_work(where, source, run, tmp_path):
 
 @pytest.mark.parametrize("stream", ["pipe", "file", "file by its name"])
 def test_reports_to_where_the_table_goes(stream, source, tmp_path):
-    """A pipe cannot be replaced, and a file that is replaced would lose what is printed. Refused before the work."""
+    """A pipe cannot be replaced, and a file that is replaced would lose the printed table. Refused before the work."""
     log = tmp_path / "log"
     report = log if stream == "file by its name" else "/dev/stdout"
     words = [sys.executable, "-m", "qgemm", "convert", source, tmp_path / "y.gguf", "q4_0", "--report", report]
@@ -214,8 +214,8 @@ def test_force_of_the_command(source, run, tmp_path):
     assert (tmp_path / "y.gguf").read_bytes() != before
 
 
-@pytest.mark.parametrize("kept", ["model", "x", "link", "hard link"])
-def test_a_product_never_replaces_what_is_needed(kept, source, run, tmp_path):
+@pytest.mark.parametrize("protected", ["model", "x", "link", "hard link"])
+def test_a_product_never_replaces_what_is_needed(protected, source, run, tmp_path):
     """`qgemm matmul --out` onto its model or its activations."""
     x = tmp_path / "x.npy"
     np.save(x, normal(2, 64))
@@ -224,7 +224,7 @@ def test_a_product_never_replaces_what_is_needed(kept, source, run, tmp_path):
     paths["hard link"].hardlink_to(source)
     before = source.read_bytes(), x.read_bytes()
     words = "matmul", source, "blk.0.attn_q.weight", "--x", x, "--out"
-    status, out, err = run(*words, paths[kept])
+    status, out, err = run(*words, paths[protected])
     assert (status, out) == (1, "")
     assert "write to another" in err
     assert (source.read_bytes(), x.read_bytes()) == before

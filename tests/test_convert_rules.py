@@ -11,7 +11,7 @@ from files import model
 from helpers import converted, normal
 
 import qgemm
-from qgemm.converter.rules import override
+from qgemm.converter.rules import parse_override
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def test_rules_of_llama_quantize(tmp_path):
     }
     tensors = {name: normal(4, 64) for name in shapes}
     tensors |= {"vector.weight": normal(64), "odd.weight": normal(4, 48), "ids": np.arange(64).reshape(2, 32)}
-    wanted = shapes | {
+    all_shapes = shapes | {
         "vector.weight": ("F32", "1-D"),
         "odd.weight": ("F16", "row length not a multiple of 32: F16"),
         "ids": ("I64", "integers"),
     }
     source = model(tmp_path / "x.gguf", tensors)
     lines = converted(source, tmp_path / "y.gguf", "q4_0")
-    assert {name: (line.new, line.rule) for name, line in lines.items()} == wanted
+    assert {name: (line.new, line.rule) for name, line in lines.items()} == all_shapes
     assert converted(source, tmp_path / "y.gguf", "q4_0", pure=True)["output.weight"].new == "Q4_0"
     del tensors["output.weight"]
     lines = converted(model(source, tensors), tmp_path / "y.gguf", "q4_0")
@@ -84,19 +84,19 @@ QUANTIZED = re.findall(
 def test_all_that_llama_quantize_keeps(tmp_path):
     """Names by the source of llama.cpp; no override reaches them. Some are kept in one architecture alone."""
     names = [*KEPT_BY_LLAMA_QUANTIZE, *KEPT_OF_GLM5, *QUANTIZED]
-    for architecture, kept in (
+    for architecture, tensors in (
         ("llama", KEPT_BY_LLAMA_QUANTIZE),
         ("glm5-next", [*KEPT_BY_LLAMA_QUANTIZE, *KEPT_OF_GLM5]),
     ):
         path = model(tmp_path / "x.gguf", {n: normal(2, 32) for n in names}, {"general.architecture": architecture})
-        for options in ({}, {"overrides": [override("=q8_0")]}):
+        for options in ({}, {"overrides": [parse_override("=q8_0")]}):
             lines = converted(path, tmp_path / "y.gguf", "q4_0", **options)
-            assert [name for name, line in lines.items() if line.new == "F32"] == [n for n in names if n in kept]
+            assert [name for name, line in lines.items() if line.new == "F32"] == [n for n in names if n in tensors]
 
 
 def test_overrides_are_honoured_or_refused(run, source, tmp_path):
     """No override reaches a norm, falls back to F16, or goes unnoticed."""
-    lines = converted(source, tmp_path / "y.gguf", "q4_0", overrides=[override("attn=q8_0")])
+    lines = converted(source, tmp_path / "y.gguf", "q4_0", overrides=[parse_override("attn=q8_0")])
     assert (lines["blk.0.attn_q.weight"].new, lines["blk.0.attn_norm.weight"].new) == ("Q8_0", "F32")
     odd = model(tmp_path / "odd.gguf", {"a.weight": normal(4, 64), "b.weight": normal(4, 48)})
     for text, message in (
@@ -111,7 +111,7 @@ def test_overrides_are_honoured_or_refused(run, source, tmp_path):
 
 
 def test_the_first_pattern_wins(source, tmp_path):
-    overrides = [override("attn=q8_0"), override("attn_q=q4_0"), override("=q5_1")]
+    overrides = [parse_override("attn=q8_0"), parse_override("attn_q=q4_0"), parse_override("=q5_1")]
     lines = converted(source, tmp_path / "y.gguf", "q4_0", overrides=overrides, keep=[re.compile("norm|^output")])
     assert [line.new for line in lines.values()] == ["Q5_1", "Q8_0", "F32", "Q5_1", "F32"]
 
@@ -126,4 +126,4 @@ def test_names_of_other_checkpoints(tmp_path):
 @pytest.mark.parametrize("text", ["q4_0", "(=q4_0", "x=q9_9"])
 def test_overrides_that_make_no_sense(text):
     with pytest.raises(qgemm.QgemmError):
-        override(text)
+        parse_override(text)

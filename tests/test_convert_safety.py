@@ -72,7 +72,7 @@ def test_read_only_folder(source, tmp_path):
 
 
 def test_a_disk_that_lies(source, tmp_path, monkeypatch):
-    """What is read back is held against what was written."""
+    """The bytes on the disk are compared with those that were written."""
     pwrite = os.pwrite
 
     def lie(fd: int, data: memoryview, offset: int) -> int:
@@ -90,11 +90,11 @@ FORMS = ("q4_0", "q8_0")
 
 def outcomes(source, path) -> list[bytes]:
     """The files that converting into each of FORMS gives; the last is there."""
-    found = []
+    results = []
     for fmt in FORMS:
         converted(source, path, fmt)
-        found.append(path.read_bytes())
-    return found
+        results.append(path.read_bytes())
+    return results
 
 
 @pytest.mark.slow
@@ -143,13 +143,13 @@ def test_temporary_files_of_the_living_stay(source, tmp_path):
 
 @pytest.mark.slow
 def test_memory_is_bounded(tmp_path):
-    """One tensor of 768 MiB: what the process takes besides is far less."""
+    """One tensor of 768 MiB: the process needs far less memory."""
     path = tmp_path / "x.gguf"
     model(path, {"x.weight": np.zeros((16, 256), np.float32)})
     data = bytearray(path.read_bytes())
     rows = 768 << 20 >> 10
-    at = data.index(struct.pack("<QQ", 256, 16))  # ne
-    data[at : at + 16] = struct.pack("<QQ", 256, rows)
+    offset = data.index(struct.pack("<QQ", 256, 16))  # ne
+    data[offset : offset + 16] = struct.pack("<QQ", 256, rows)
     path.write_bytes(data)
     os.truncate(path, len(data) + (rows - 16) * 1024)  # zeros that take no room on the disk
     program = f"""

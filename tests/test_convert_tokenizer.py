@@ -65,18 +65,18 @@ def digits(*steps: dict) -> dict:
 
 
 def test_bpe(tmp_path):
-    said = {"eos_token": "<|end|>", "add_bos_token": False, "chat_template": "{{ x }}"}
-    found = keys(tmp_path, tokenizer_json=bpe(), tokenizer_config_json=said)
+    config = {"eos_token": "<|end|>", "add_bos_token": False, "chat_template": "{{ x }}"}
+    metadata = keys(tmp_path, tokenizer_json=bpe(), tokenizer_config_json=config)
     tokens = ["a", "b", "c", "ab", "abc", "<|end|>", "[PAD6]", "<tool>", *(f"[PAD{i}]" for i in range(8, V))]
-    assert found["tokenizer.ggml.tokens"] == tokens
+    assert metadata["tokenizer.ggml.tokens"] == tokens
     types = [NORMAL] * 5 + [CONTROL, UNUSED, ADDED] + [UNUSED] * (V - 8)
-    assert found["tokenizer.ggml.token_type"].tolist() == types
-    assert found["tokenizer.ggml.token_type"].dtype.str == "<i4"
-    assert found["tokenizer.ggml.merges"] == ["a b", "ab c"]
-    assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("gpt2", "qwen2")
-    assert (found["tokenizer.ggml.eos_token_id"], found["tokenizer.chat_template"]) == (5, "{{ x }}")
-    assert not found["tokenizer.ggml.add_bos_token"]
-    assert "tokenizer.ggml.scores" not in found
+    assert metadata["tokenizer.ggml.token_type"].tolist() == types
+    assert metadata["tokenizer.ggml.token_type"].dtype.str == "<i4"
+    assert metadata["tokenizer.ggml.merges"] == ["a b", "ab c"]
+    assert (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]) == ("gpt2", "qwen2")
+    assert (metadata["tokenizer.ggml.eos_token_id"], metadata["tokenizer.chat_template"]) == (5, "{{ x }}")
+    assert not metadata["tokenizer.ggml.add_bos_token"]
+    assert "tokenizer.ggml.scores" not in metadata
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_bpe_with_bytes_is_merged_by_scores(tmp_path):
     """llama.cpp merges the pair with the highest score: that which the tokenizer merges first."""
     document = bpe(byte_fallback=True, unk_token="<unk>", merges=["a b", "ab c"])
     document["model"]["vocab"] |= {"<unk>": 6, "<0x0A>": 8}
-    found = keys(tmp_path, tokenizer_json=document)
-    scores, types = found["tokenizer.ggml.scores"], found["tokenizer.ggml.token_type"]
-    assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("llama", "default")
+    metadata = keys(tmp_path, tokenizer_json=document)
+    scores, types = metadata["tokenizer.ggml.scores"], metadata["tokenizer.ggml.token_type"]
+    assert (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]) == ("llama", "default")
     assert scores[3] > scores[4] > scores[0] == scores[2]
     assert [types[i] for i in (4, 6, 8, 5, 7, 9)] == [NORMAL, UNKNOWN, BYTE, CONTROL, ADDED, UNUSED]
-    assert "tokenizer.ggml.merges" not in found
+    assert "tokenizer.ggml.merges" not in metadata
 
 
 def piece(text: bytes, score: float = 0.0, kind: int | None = None) -> bytes:
@@ -115,14 +115,14 @@ def piece(text: bytes, score: float = 0.0, kind: int | None = None) -> bytes:
 
 
 PIECES = [(b"<unk>", 0.0, 2), (b"<s>", 0.0, 3), (b"<0x00>", 0.0, 6), ("\u2581a".encode(), -1.5, None), (b"b", -2.5, 1)]
-MODEL = b"".join(piece(*each) for each in PIECES)
+MODEL = b"".join(piece(*fields) for fields in PIECES)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
 def test_sentencepiece(architecture, tmp_path):
-    """Of pieces and what was added to them; other fields of the message are skipped."""
+    """Tokens come from pieces and added tokens; other fields of the message are skipped."""
     trainer = b"\x12\x03\x18\x80\x01" + b"\x21" + bytes(8)  # a message, then eight bytes
-    found = keys(
+    metadata = keys(
         tmp_path, architecture,
         tokenizer_model=MODEL + trainer,
         added_tokens_json={"\u2581x": 5},
@@ -130,20 +130,20 @@ def test_sentencepiece(architecture, tmp_path):
                                                         "0": {"content": "<unk>", "special": True}},
                                "bos_token": "<s>", "add_prefix_space": False},
     )  # fmt: skip
-    assert found["tokenizer.ggml.tokens"][:8] == ["<unk>", "<s>", "<0x00>", "\u2581a", "b", " x", "<|im|>", "[PAD7]"]
-    assert found["tokenizer.ggml.token_type"].tolist()[:8] == [3, 3, 6, 1, 1, 4, 3, 5]
-    assert found["tokenizer.ggml.scores"].tolist()[:8] == [-1000, 0, 0, -1.5, -2.5, -1000, -1000, -10000]
-    assert len(found["tokenizer.ggml.tokens"]) == V
-    assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("llama", "default")
-    assert not found["tokenizer.ggml.add_space_prefix"]
+    assert metadata["tokenizer.ggml.tokens"][:8] == ["<unk>", "<s>", "<0x00>", "\u2581a", "b", " x", "<|im|>", "[PAD7]"]
+    assert metadata["tokenizer.ggml.token_type"].tolist()[:8] == [3, 3, 6, 1, 1, 4, 3, 5]
+    assert metadata["tokenizer.ggml.scores"].tolist()[:8] == [-1000, 0, 0, -1.5, -2.5, -1000, -1000, -10000]
+    assert len(metadata["tokenizer.ggml.tokens"]) == V
+    assert (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]) == ("llama", "default")
+    assert not metadata["tokenizer.ggml.add_space_prefix"]
 
 
 def test_added_tokens_without_a_row(tmp_path):
-    """SentencePiece models may add tokens for what they cannot see; llama.cpp's converter passes over them too."""
-    said = {"added_tokens_decoder": {str(V): {"content": "<image>"}, str(V - 1): {"content": "<last>"}}}
-    found = keys(tmp_path, "Gemma3ForCausalLM", tokenizer_model=MODEL, tokenizer_config_json=said)
-    assert len(found["tokenizer.ggml.tokens"]) == V
-    assert found["tokenizer.ggml.tokens"][-1] == "<last>"
+    """Text-only models may list added tokens beyond their rows; llama.cpp's converter ignores them too."""
+    config = {"added_tokens_decoder": {str(V): {"content": "<image>"}, str(V - 1): {"content": "<last>"}}}
+    metadata = keys(tmp_path, "Gemma3ForCausalLM", tokenizer_model=MODEL, tokenizer_config_json=config)
+    assert len(metadata["tokenizer.ggml.tokens"]) == V
+    assert metadata["tokenizer.ggml.tokens"][-1] == "<last>"
 
 
 @pytest.mark.parametrize("name", ["tekken.json", "vocab.json", "spiece.model"])
@@ -157,11 +157,11 @@ def test_other_tokenizers_are_refused(name, tmp_path):
 
 @pytest.mark.parametrize(("architecture", "space"), [("LlamaForCausalLM", None), ("Gemma3ForCausalLM", False)])
 def test_gemma_puts_no_space_in_front(architecture, space, tmp_path):
-    """llama.cpp does unless it is told; what the folder says goes before the architecture's word."""
+    """llama.cpp does by default; the folder's setting precedes the architecture's."""
     key = "tokenizer.ggml.add_space_prefix"
     assert keys(tmp_path, architecture, tokenizer_model=MODEL).get(key) == space
-    said = {"add_prefix_space": True}
-    assert keys(tmp_path, architecture, tokenizer_model=MODEL, tokenizer_config_json=said)[key]
+    config = {"add_prefix_space": True}
+    assert keys(tmp_path, architecture, tokenizer_model=MODEL, tokenizer_config_json=config)[key]
 
 
 def test_without_a_tokenizer_the_size_is_said_once(tmp_path, caplog):
@@ -202,16 +202,16 @@ def test_any_bytes_are_pieces_or_refused(tmp_path_factory, raw, start, stop):
     path = tmp_path_factory.getbasetemp() / "tokenizer.model"
     path.write_bytes(MODEL[:start] + raw + MODEL[stop:])
     try:
-        found = read_sentencepiece(str(path))
+        pieces = read_sentencepiece(str(path))
     except CheckpointError:
         return
-    assert found
-    assert all(1 <= each.type <= 6 for each in found)
+    assert pieces
+    assert all(1 <= token.type <= 6 for token in pieces)
 
 
 def test_a_tokenizer_without_a_limit(tmp_path):
     """As transformers writes it: int(1e30)."""
-    found = keys(
+    metadata = keys(
         tmp_path, tokenizer=bpe(), tokenizer_config_json={"model_max_length": int(1e30), "bos_token": "<|end|>"}
     )
-    assert found["tokenizer.ggml.bos_token_id"] == 5
+    assert metadata["tokenizer.ggml.bos_token_id"] == 5

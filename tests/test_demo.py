@@ -1,169 +1,160 @@
-"""The demo: its BERT against a plain one, its files against the gguf package, both of its roads end to end."""
+"""The demo: its llama against a plain one, its tokenizer and template, both of its roads end to end."""
 
 from __future__ import annotations
 
 import importlib.util
-from math import erf, sqrt
+from math import sqrt
 
-import bert
-import demo
-import gguf
 import numpy as np
 import pytest
-import tiny_bert
-from bert import Bert
-from numpy.testing import assert_allclose, assert_array_equal
-from tiny_bert import BLOCK, TINY
+from numpy.testing import assert_allclose
 
 import qgemm
 
-NEEDED = ("tokenizers", "safetensors", demo.PACKAGE)
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+llama, demo = pytest.importorskip("llama"), pytest.importorskip("demo")
+for package in ("tokenizers", "jinja2"):
+    pytest.importorskip(package, reason="a package of the extra demo")
+
+import tiny_llama_file as tiny  # noqa: E402
+from gguf_tokenizer import chat_prompt, tokenizer_from  # noqa: E402
+from llama import DECODED, PACKED  # noqa: E402
+
+IDS = [5, 17, 200, 3, 3, 90, 41]
 
 
 @pytest.fixture
-def checkpoint():
-    return tiny_bert.checkpoint()
+def path(tmp_path):
+    return tiny.write(tmp_path / "tiny.gguf", "q8_0")
 
 
-@pytest.fixture
-def weights():
-    return tiny_bert.weights()
-
-
-@pytest.fixture
-def tokens():
-    return tiny_bert.tokens()
-
-
-def plain_bert(a, sentence):
-    """The embedding of one sentence of token ids from a checkpoint's arrays, a token at a time in float64."""
-    a = {name: value.astype(np.float64) for name, value in a.items()}
-
-    def linear(x, name):
-        return a[f"{name}.weight"] @ x + a[f"{name}.bias"]
+def plain_logits(weights, ids):
+    """Logits [T, vocabulary] of the llama architecture, one position and one head at a time in float64."""
+    w = {name: value.astype(np.float64) for name, value in weights.items()}
+    size = tiny.WIDTH // tiny.HEADS
 
     def norm(x, name):
-        return (x - np.mean(x)) / np.sqrt(np.var(x) + 1e-12) * a[f"{name}.weight"] + a[f"{name}.bias"]
+        return x / np.sqrt(np.mean(x * x) + 1e-5) * w[name]
 
-    words, positions, types = (a[f"embeddings.{n}_embeddings.weight"] for n in ("word", "position", "token_type"))
-    xs = [norm(words[t] + positions[i] + types[0], "embeddings.LayerNorm") for i, t in enumerate(sentence)]
-    for block in range(TINY.blocks):
-        at = f"encoder.layer.{block}"
-        q, k, v = ([linear(x, f"{at}.attention.self.{n}") for x in xs] for n in ("query", "key", "value"))
+    def rotate(x, position):
+        turned = x.copy()
+        for pair in range(size // 2):
+            angle = position / 10000 ** (2 * pair / size)
+            a, b = x[2 * pair], x[2 * pair + 1]
+            turned[2 * pair] = a * np.cos(angle) - b * np.sin(angle)
+            turned[2 * pair + 1] = a * np.sin(angle) + b * np.cos(angle)
+        return turned
+
+    xs = [w["token_embd.weight"][token] for token in ids]
+    for block in range(tiny.BLOCKS):
+        name = f"blk.{block}".__add__
+        hidden = [norm(x, name(".attn_norm.weight")) for x in xs]
+        q, k, v = ([w[name(f".attn_{kind}.weight")] @ x for x in hidden] for kind in "qkv")
         for i, x in enumerate(xs):
-            mixed = []
-            for head in (slice(start, start + 16) for start in range(0, 64, 16)):
-                e = np.exp([q[i][head] @ key[head] / sqrt(16) for key in k])
-                mixed.append(sum(share * value[head] for share, value in zip(e / e.sum(), v, strict=True)))
-            x = norm(
-                x + linear(np.concatenate(mixed), f"{at}.attention.output.dense"), f"{at}.attention.output.LayerNorm"
-            )
-            up = [u * (1 + erf(u / sqrt(2))) / 2 for u in linear(x, f"{at}.intermediate.dense")]
-            xs[i] = norm(x + linear(np.array(up), f"{at}.output.dense"), f"{at}.output.LayerNorm")
-    mean = sum(xs) / len(xs)
-    return mean / sqrt(mean @ mean)
+            heads = []
+            for head in range(tiny.HEADS):
+                kv = slice(head // 2 * size, (head // 2 + 1) * size)  # two heads share keys and values
+                query = rotate(q[i][head * size : (head + 1) * size], i)
+                e = np.exp([query @ rotate(k[j][kv], j) / sqrt(size) for j in range(i + 1)])
+                heads.append(sum(share * v[j][kv] for j, share in enumerate(e / e.sum())))
+            x = x + w[name(".attn_output.weight")] @ np.concatenate(heads)
+            y = norm(x, name(".ffn_norm.weight"))
+            gate = w[name(".ffn_gate.weight")] @ y
+            xs[i] = x + w[name(".ffn_down.weight")] @ (gate / (1 + np.exp(-gate)) * (w[name(".ffn_up.weight")] @ y))
+    return np.array([w["token_embd.weight"] @ norm(x, "output_norm.weight") for x in xs])
 
 
 # ---- the model
 
 
-def test_erf_is_as_exact_as_its_formula():
-    x = np.linspace(-6, 6, 10_001)
-    assert_allclose(bert.erf(x), [erf(value) for value in x], rtol=0, atol=1.5e-7)
+@pytest.mark.parametrize("products", [PACKED, DECODED], ids=lambda products: products.name)
+def test_logits_are_those_of_the_plain_model(path, products):
+    with qgemm.open(path) as file:
+        decoded = {name: tensor.dequantize() for name, tensor in file.items()}
+        model = llama.load(file, file.metadata, products)
+        logits = model.forward(IDS, model.cache(len(IDS)))
+    assert_allclose(logits, plain_logits(decoded, IDS), rtol=0, atol=2e-4)
 
 
-def test_bert_is_the_plain_one_and_padding_changes_nothing(checkpoint, weights, tokens):
-    embeddings = Bert(TINY, weights, multiply=lambda x, w: x @ w.T).embed(*tokens)
-    assert embeddings.dtype == np.float32
-    expected = [plain_bert(checkpoint, ids[mask > 0]) for ids, mask in zip(*tokens, strict=True)]
-    assert_allclose(embeddings, expected, rtol=0, atol=5e-6)
+def test_a_cache_gives_what_all_positions_at_once_give(path):
+    with qgemm.open(path) as file:
+        model = llama.load(file, file.metadata, PACKED)
+        at_once, cache = model.forward(IDS, model.cache(8)), model.cache(8)
+        parts = [
+            model.forward(IDS[:3], cache),
+            model.forward(IDS[3:4], cache),
+            model.forward(IDS[4:], cache, last=True),
+        ]
+    assert_allclose(np.concatenate(parts[:2]), at_once[:4], rtol=0, atol=1e-5)
+    assert_allclose(parts[2], at_once[-1:], rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="9 positions, the cache has 8"):
+        model.forward(IDS[:2], cache)
 
 
-@pytest.mark.parametrize("fmt", ["q8_0", "q5_1", "q4_0"])
-def test_packed_weights_give_what_their_decoded_ones_give(weights, tokens, fmt):
-    packed = bert.pack(weights, fmt)
-    decoded = {name: w.dequantize() if isinstance(w, qgemm.Tensor) else w for name, w in packed.items()}
-    expected = Bert(TINY, decoded, multiply=lambda x, w: x @ w.T).embed(*tokens)
-    assert_allclose(Bert(TINY, packed).embed(*tokens), expected, rtol=0, atol=5e-6)
-    a8 = Bert(TINY, packed, prepare=qgemm.quantize_activations).embed(*tokens)
-    assert (a8 * expected).sum(1).min() > 0.999
+def test_other_models_are_refused():
+    with pytest.raises(ValueError, match="architecture is 'bert'"):
+        llama.Config.from_metadata({"general.architecture": "bert"})
+    with pytest.raises(ValueError, match="positions are scaled \\('yarn'\\)"):
+        llama.Config.from_metadata(tiny.metadata() | {"llama.rope.scaling.type": "yarn"})
 
 
-# ---- the files
+def test_perplexity_of_likelihoods_that_are_known():
+    """Every next token has the probability 1/4: perplexity 4."""
+
+    class Model:
+        def cache(self, capacity):
+            return None
+
+        def forward(self, ids, cache):
+            return np.log(np.full((len(ids), 4), 0.25, np.float32))
+
+    assert demo.perplexity(Model(), [0, 3, 1, 2]) == pytest.approx(4)
 
 
-def test_names_are_those_of_gguf(checkpoint, weights):
-    kinds = ("weight", "bias")
-    expected = {"token_embd.weight", "position_embd.weight", "token_types.weight"}
-    expected |= {f"token_embd_norm.{kind}" for kind in kinds}
-    expected |= {f"blk.{i}.{name}.{kind}" for i in range(2) for name, _ in BLOCK.values() for kind in kinds}
-    assert set(weights) == expected
-    assert_array_equal(weights["blk.1.attn_k.bias"], checkpoint["encoder.layer.1.attention.self.key.bias"])
+# ---- text
 
 
-@pytest.mark.parametrize("fmt", demo.FLOORS)
-def test_the_gguf_package_reads_what_the_demo_writes(weights, tmp_path, fmt):
-    path = tmp_path / "model.gguf"
-    demo.write_model(path, demo.Checkpoint(TINY, weights, '{"a": "ü"}'), fmt)
-    reader = gguf.GGUFReader(path)
-
-    keys = {key: (field.types, field.contents()) for key, field in reader.fields.items()}
-    text, u32, f32 = gguf.GGUFValueType.STRING, gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
-    assert keys["general.architecture"] == ([text], "bert")
-    assert keys["general.name"] == ([text], demo.NAME)
-    assert keys["general.file_type"] == ([u32], gguf.LlamaFileType[f"MOSTLY_{fmt}"])
-    assert keys["general.quantization_version"] == ([u32], gguf.GGML_QUANT_VERSION)
-    assert keys["bert.block_count"] == ([u32], 2)
-    assert keys["bert.attention.head_count"] == ([u32], 4)
-    assert keys["bert.attention.layer_norm_epsilon"] == ([f32], np.float32(1e-12))
-    assert keys["bert.attention.causal"] == ([gguf.GGUFValueType.BOOL], False)
-    assert keys["bert.pooling_type"] == ([u32], gguf.PoolingType.MEAN)
-    assert keys[demo.TOKENIZER] == ([text], '{"a": "ü"}')
-
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    assert list(tensors) == list(weights)
-    for name, tensor in tensors.items():
-        linear = name.split(".")[-2] in {n for n, shape in BLOCK.values() if len(shape) == 2}
-        matrix = name == bert.TOKENS or (linear and name.endswith("weight"))
-        assert tensor.tensor_type.name == (fmt if matrix else "F32"), name
-        assert tuple(tensor.shape[::-1]) == weights[name].shape
-        if not matrix:
-            assert_array_equal(tensor.data, weights[name])
+def test_tokenizer_merges_splits_digits_and_comes_back():
+    tokenizer = tokenizer_from(tiny.metadata())
+    tokens = tokenizer.encode("the th 42<|im_end|>").tokens
+    assert tokens == ["the", "Ġ", "th", "Ġ", "4", "2", "<|im_end|>"]
+    text = "Ünïcode, the 7 things"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    with pytest.raises(ValueError, match="'gpt2' with rules 'llama-bpe'"):
+        tokenizer_from(tiny.metadata() | {"tokenizer.ggml.pre": "llama-bpe"})
 
 
-def test_keys_are_spelled_as_gguf_spells_them():
-    groups = [group for group in vars(gguf.Keys).values() if isinstance(group, type)]
-    named = {value for group in groups for value in vars(group).values() if isinstance(value, str)}
-    ours = {key.replace("bert.", "{arch}.") for key in bert.metadata(TINY, "q8_0")} | {demo.TOKENIZER}
-    assert ours <= named
+def test_template_of_the_file_renders_in_a_sandbox():
+    from jinja2.exceptions import SecurityError
+
+    message = {"role": "user", "content": "Hi"}
+    assert chat_prompt(tiny.metadata(), [message]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    with pytest.raises(SecurityError):
+        chat_prompt({"tokenizer.chat_template": "{{ messages.__class__.__base__.__subclasses__() }}"}, [message])
 
 
 # ---- both roads
 
 
 def assert_readable(text):
-    assert text.isascii()
     body = text.split("\n\n", 1)[1]  # below the backends, whose lines are the library's
     assert max(map(len, body.splitlines())) <= 100
 
 
-def test_model_road(weights, tokens, tmp_path, monkeypatch, capsys):
-    """With random weights: the road, not the numbers that trained weights reach."""
-    monkeypatch.setattr(demo, "tokenize", lambda text, config: tokens)
-    monkeypatch.setattr(demo, "load_checkpoint", lambda: demo.Checkpoint(TINY, weights, "{}"))
-    monkeypatch.setattr(demo, "FLOORS", {"Q8_0": 0.99, "Q4_0": 0.5})
-    assert demo.main(["--keep", str(tmp_path / "kept")]) == 0
+def test_model_road(path, tmp_path, monkeypatch, capsys):
+    """With random weights: the road, not the text that trained weights write."""
+    monkeypatch.setattr(demo, "CONVERSIONS", {"q8_0": 1.2, "q4_0": 2})
+    options = ["--model", str(path), "--keep", str(tmp_path / "kept"), "--tokens", "4"]
+    assert demo.main(options) == 0
     out = capsys.readouterr().out
     assert_readable(out)
     assert "Passed." in out
-    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
-        f"{demo.NAME}-{fmt}.gguf" for fmt in ("Q4_0", "Q8_0")
-    ]
+    rows = [line.split() for line in out.splitlines() if line.startswith(("Q", "q"))]
+    assert [row[0] for row in rows if "cpu" in row] == ["Q8_0", "q8_0", "q4_0"]
+    assert sorted(p.name for p in (tmp_path / "kept").iterdir()) == ["tiny-q4_0.gguf", "tiny-q8_0.gguf"]
 
-    monkeypatch.setattr(demo, "FLOORS", {"Q4_0": 0.99999})
-    assert demo.main([]) == 1
-    assert "FAILED: below 0.99999" in capsys.readouterr().out
+    monkeypatch.setattr(demo, "CONVERSIONS", {"q4_0": 0.5})
+    assert demo.main(options) == 1
+    assert "FAILED" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -172,10 +163,10 @@ def test_excerpt_road(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert_readable(out)
     for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
-        assert out.count(f"  {name}  ") == 2, name  # a line for each of two matrices
+        assert out.count(f"  {name}  ") == 2, name  # one line for each of two matrices
     lines = [line.split() for line in out.splitlines() if "  cpu  " in line]
     assert len(lines) > 20
-    assert all("-" not in words for words in lines)  # each type by both kinds of activations
+    assert all("-" not in words for words in lines)  # every type by both activations
 
     monkeypatch.setitem(demo.LIMITS, "a8", 1e-9)
     assert demo.main(["--excerpt"]) == 1
@@ -191,20 +182,11 @@ def test_without_the_model_it_says_so_and_runs_on_the_excerpt(capsys, monkeypatc
     assert "tests/data/minilm_excerpt.gguf" in out
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec(demo.PACKAGE) is None, reason=f"not installed: {demo.PACKAGE}")
 def test_trained_model():
-    """Numbers that are known of it, and the meaning of its similarities: alike above 0.6, unrelated below 0.3."""
-    config, weights, tokenizer = demo.load_checkpoint()
-    model = Bert(config, weights, multiply=lambda x, w: x @ w.T)
-    example = model.embed(*demo.tokenize(tokenizer, config, ["This is an example sentence"]))
-    assert_allclose(example[0, :3], [6.7657e-02, 6.3496e-02, 4.8713e-02], rtol=0, atol=1e-6)
-    y = model.embed(*demo.tokenize(tokenizer, config))
-    same = np.arange(6)[:, None] // 2 == np.arange(6) // 2
-    assert (y @ y.T)[same].min() > 0.6
-    assert (y @ y.T)[~same].max() < 0.3
-
-
-@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
-def test_demo_of_the_trained_model(capsys):
-    assert demo.main([]) == 0
-    assert_readable(capsys.readouterr().out)
+    """It answers, and knows English: the paragraph has a perplexity near 8."""
+    with qgemm.open(demo.packaged_model()) as file:
+        answer = demo.ask(file, PACKED, demo.PROMPT, 12)
+    assert "Paris" in answer.text
+    assert 6 < answer.perplexity < 10

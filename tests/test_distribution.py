@@ -42,7 +42,10 @@ def test_nobody_is_told_to_install_a_stranger():
     """`qgemm` on the package index is another project's code."""
     folders = ("qgemm", "kernels", "docs", "tests", "tools", ".ci")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
-    paths += [ROOT / name for name in ("README.md", "Makefile", "pyproject.toml", ".ci/run")]
+    paths += [
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "pyproject.toml", ".ci/run")
+    ]
     assert len(paths) > 100
     texts = ((path, path.read_text(errors="replace")) for path in paths if path != Path(__file__))
     assert not [f"{path}: {found[0]}" for path, text in texts if (found := OF_A_STRANGER.search(text))]

@@ -21,10 +21,10 @@ E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 FINEGRAINED = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
-def configured(folder: Path, said: dict | None, name: str = "config.json") -> Path:
+def configured(folder: Path, settings: dict | None, name: str = "config.json") -> Path:
     folder.mkdir(exist_ok=True)
-    if said is not None:
-        document = {"quantization": said} if name.startswith("hf_") else {"quantization_config": said}
+    if settings is not None:
+        document = {"quantization": settings} if name.startswith("hf_") else {"quantization_config": settings}
         (folder / name).write_text(json.dumps(document))
     return folder
 
@@ -36,7 +36,7 @@ def test_all_numbers(kind, dtype):
 
 
 SCALED = {
-    # shape of the weights, of the scale, its name, its dtype, what a config says
+    # shape of the weights, of the scale, its name, its dtype, config
     "one":                   ((6, 64), (), "w.weight_scale", np.float32, {"quant_method": "fp8"}),
     "one in a list":         ((6, 64), (1,), "w.weight_scale", np.float16, None),
     "of ComfyUI":            ((6, 64), (), "w.scale_weight", np.float32, None),
@@ -54,7 +54,7 @@ SCALED = {
 
 
 def spread(scale: np.ndarray, shape: tuple[int, ...], block: tuple[int, int]) -> np.ndarray:
-    """Scales for each weight, by repeating what is smaller than the weights."""
+    """Scales for each weight, repeated over the rows and columns that share one."""
     if scale.size == 1:
         return np.broadcast_to(scale.reshape(()), shape)
     scale = scale.reshape(*shape[:-2], *scale.shape[len(shape) - 2 :], *([1] * (len(shape) - scale.ndim)))
@@ -67,13 +67,13 @@ def spread(scale: np.ndarray, shape: tuple[int, ...], block: tuple[int, int]) ->
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("name", SCALED)
 def test_scales(name, dtype, tmp_path):
-    shape, grid, called, kind, said = SCALED[name]
+    shape, grid, called, kind, settings = SCALED[name]
     w = normal(*shape, seed=1).astype(dtype)
     scale = (np.random.default_rng(2).random(grid) + 0.5).astype(kind)
-    folder = configured(tmp_path / "m", said)
+    folder = configured(tmp_path / "m", settings)
     tensors = {"w.weight": w, called: scale, "w.input_scale": np.ones((), np.float32), "n.weight": normal(4)}
     safetensors(folder / "model.safetensors", tensors)
-    block = tuple((said or {}).get("weight_block_size", (128, 128)))
+    block = tuple((settings or {}).get("weight_block_size", (128, 128)))
     want = w.astype(np.float32) * spread(scale.astype(np.float32), shape, block)
     line = converted(folder, tmp_path / "y.gguf", "f32")["w.weight"]
     assert (line.how, line.old) == ("exact", "F8_E4M3" if dtype is E4M3 else "F8_E5M2")
@@ -121,8 +121,8 @@ SCALES_REFUSED = {
 
 @pytest.mark.parametrize("name", SCALES_REFUSED)
 def test_scales_that_are_not_read(name, tmp_path):
-    tensors, said, message = SCALES_REFUSED[name]
-    folder = configured(tmp_path / "m", said)
+    tensors, settings, message = SCALES_REFUSED[name]
+    folder = configured(tmp_path / "m", settings)
     safetensors(folder / "model.safetensors", {"w.weight": normal(6, 64).astype(E4M3), **tensors})
     with pytest.raises(CheckpointError, match=message):
         open_source(folder)
@@ -166,8 +166,8 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_quantizations_are_refused(name, run, tmp_path):
     """By the config's name of the method, be it a folder's or a single file's; without a config by tensors' names."""
-    tensors, said, message = OTHERS[name]
-    folder = configured(tmp_path / "m", said)
+    tensors, settings, message = OTHERS[name]
+    folder = configured(tmp_path / "m", settings)
     path = safetensors(folder / "model.safetensors", {**tensors, "norm.weight": np.ones(4, np.float16)})
     for source in (folder, path):
         with pytest.raises(CheckpointError, match=message):
@@ -180,7 +180,7 @@ def test_other_quantizations_are_refused(name, run, tmp_path):
         return
     with pytest.raises(CheckpointError, match=r"has the name of a packed tensor|has scales twice"):
         open_source(path)
-    np.savez(tmp_path / "x.npz", **{each: np.asarray(array).view(array.dtype) for each, array in tensors.items()
+    np.savez(tmp_path / "x.npz", **{key: np.asarray(array).view(array.dtype) for key, array in tensors.items()
                                     if array.dtype != E4M3})  # fmt: skip
     with pytest.raises(CheckpointError, match=r"x\.npz: .*has the name of a packed tensor"):
         open_source(tmp_path / "x.npz")
@@ -208,16 +208,16 @@ def test_where_configs_speak(tmp_path):
 
 def test_compressed_tensors_of_eight_bits(tmp_path):
     weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
-    said = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    settings = {"quant_method": "compressed-tensors", "format": "float-quantized"}
     w, scale = normal(6, 64).astype(E4M3), np.linspace(1, 2, 6, dtype=ml_dtypes.bfloat16)[:, None]
-    folder = configured(tmp_path / "m", {**said, "config_groups": {"group_0": {"weights": weights}}})
+    folder = configured(tmp_path / "m", {**settings, "config_groups": {"group_0": {"weights": weights}}})
     safetensors(folder / "model.safetensors", {"w.weight": w, "w.weight_scale": scale})
     converted(folder, tmp_path / "y.gguf", "f32")
     with qgemm.open(tmp_path / "y.gguf") as file:
         assert_array_equal(file["w.weight"].dequantize(), w.astype(np.float32) * scale.astype(np.float32))
-    configured(folder, {**said, "config_groups": {"group_0": {"weights": {**weights, "num_bits": 4}}}})
+    configured(folder, {**settings, "config_groups": {"group_0": {"weights": {**weights, "num_bits": 4}}}})
     with pytest.raises(CheckpointError, match="compressed-tensors of '4 bits, float' is not read"):
         open_source(folder)
-    configured(folder, {**said, "format": "dense"})
+    configured(folder, {**settings, "format": "dense"})
     safetensors(folder / "model.safetensors", {"w.weight": normal(6, 64)})
     assert converted(folder, tmp_path / "y.gguf", "q8_0")["w.weight"].how == "quantized"

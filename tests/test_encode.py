@@ -1,4 +1,4 @@
-"""What the converter hands to a GPU, and what it says where there is none."""
+"""The steps that the converter encodes on a GPU, and its error where there is none."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import qgemm
 from qgemm.cli import main as cli
 from qgemm.converter import Options, job, open_source
 from qgemm.converter.device import RANGE, Device
-from qgemm.converter.encode import encoder, piece
-from qgemm.converter.rules import planned
+from qgemm.converter.range_encoding import choose_encoder, encode_range
+from qgemm.converter.rules import plan
 
 
 class OnCpu(Device):
-    """Stands for a GPU, and notes what it is given."""
+    """Stands for a GPU, and records the tensors that it encodes."""
 
-    given: ClassVar[list[str]] = []
+    encoded: ClassVar[list[str]] = []
 
     def __init__(self) -> None:
-        self.given.clear()
+        self.encoded.clear()
 
-    def piece(self, step, start, stop, importance=None):
+    def encode_range(self, step, start, stop, importance=None):
         assert importance is None
-        self.given.append(step.weight.name)
-        return piece(step, start, stop, encoder(step, Options(step.format)).encode)
+        self.encoded.append(step.weight.name)
+        return encode_range(step, start, stop, choose_encoder(step, Options(step.format)).encode)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_goes_to_the_gpu(fmt, options, names, tmp_path, monkeypatch):
         name: converted(source, tmp_path / f"{name}.gguf", fmt, backend=name, allow_requantize=True, **options)
         for name in ("cpu", "cuda")
     }
-    assert sorted(OnCpu.given) == sorted(f"blk.0.{name}.weight" for name in names.split())
+    assert sorted(OnCpu.encoded) == sorted(f"blk.0.{name}.weight" for name in names.split())
     assert lines["cuda"] == lines["cpu"]
     assert (tmp_path / "cuda.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
 
@@ -55,11 +55,11 @@ def test_what_goes_to_the_gpu(fmt, options, names, tmp_path, monkeypatch):
 def test_ranges_for_the_gpu_do_not_depend_on_threads(tmp_path):
     with open_source(mixed_model(tmp_path / "x.gguf")) as source:
         options = Options(qgemm.FORMATS["q4_0"], allow_requantize=True)
-        step = next(step for step in planned(source, options) if step.weight.size > 2**22)
-        each = encoder(step, options)
-        one, many = (job._maker(step, each, threads, OnCpu())[1] for threads in (1, 16))
-    assert one == many
-    assert [start for start, _ in one] == [0, RANGE]
+        step = next(step for step in plan(source, options) if step.weight.size > 2**22)
+        encoder = choose_encoder(step, options)
+        single, many = (job._range_work(step, encoder, threads, OnCpu())[1] for threads in (1, 16))
+    assert single == many
+    assert [start for start, _ in single] == [0, RANGE]
 
 
 @pytest.mark.skipif(qgemm.backends()["cuda"].available, reason="there is a GPU")

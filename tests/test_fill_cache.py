@@ -1,4 +1,4 @@
-"""`tools/compile_kernels.py --fill-cache`: which kernels a model needs, how far it is, what it took."""
+"""`tools/compile_kernels.py --fill-cache`: the kernels that a model needs, progress, and the summary."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_a_model_needs_some_of_what_there_is(arch):
     fmt = qgemm.FORMATS["q4_0"]
     every = {(kernel, fmt.name, tuple(template.items())) for kernel, template in variants(fmt, sm)}
     every |= {(kernel, "", tuple(template.items())) for kernel, template in common_variants(sm)}
-    found = named(needed([zeros(fmt, 256, 512), zeros(qgemm.FORMATS["f32"], 8, 8), zeros(fmt, 64)], sm))
-    assert found < every
-    assert {kernel for kernel, *_ in found} >= {"pack", "quantize_activations"}
+    kernels = named(needed([zeros(fmt, 256, 512), zeros(qgemm.FORMATS["f32"], 8, 8), zeros(fmt, 64)], sm))
+    assert kernels < every
+    assert {kernel for kernel, *_ in kernels} >= {"pack", "quantize_activations"}
 
 
 @given(
@@ -60,38 +60,42 @@ def test_a_model_needs_some_of_what_there_is(arch):
     st.sampled_from(["float32", "float16", "bfloat16"]),
 )
 def test_what_a_product_asks_for_is_there(fmt, sm, activation, x, m, y):
-    """Also of an expert of a stack, and of a matrix fused with others of its format."""
+    """Also for an expert of a stack, and for a matrix fused with others of its format."""
     if activation == "a8" and not fmt.integer:
         return
     p = Problem(fmt, activation, m, 512, 1024, sm, x)
     kernel = route(p).kernel
     p = p._replace(outputs=(Output(512, y if kernel.stores(p.x, y) else "float32"),))
-    found = of_a_stack(fmt, sm)
+    compiled = of_a_stack(fmt, sm)
     if not list(kernel.configs(p)):
-        assert ("dequantize", fmt.name, (("Out", "half"),)) in found
+        assert ("dequantize", fmt.name, (("Out", "half"),)) in compiled
         return
     for outputs in [p.outputs, p.outputs * kernel.products]:
-        asked = p._replace(x=kernel.reads(p)[-1], outputs=outputs, n=512 * len(outputs))
-        assert (kernel.name, fmt.name, tuple(kernel.template(asked, kernel.choose(asked)).items())) in found
+        launched = p._replace(x=kernel.reads(p)[-1], outputs=outputs, n=512 * len(outputs))
+        assert (
+            kernel.name,
+            fmt.name,
+            tuple(kernel.template(launched, kernel.choose(launched)).items()),
+        ) in compiled
 
 
-def of_a_stack(fmt, sm, found={}):  # noqa: B006 kept from example to example
-    if (fmt, sm) not in found:
-        found[fmt, sm] = named(needed([zeros(fmt, 2, 512, 1024)], sm))
-    return found[fmt, sm]
+def of_a_stack(fmt, sm, cache_of_stacks={}):  # noqa: B006 shared by all examples
+    if (fmt, sm) not in cache_of_stacks:
+        cache_of_stacks[fmt, sm] = named(needed([zeros(fmt, 2, 512, 1024)], sm))
+    return cache_of_stacks[fmt, sm]
 
 
 def test_a_model_without_matrices_needs_what_knows_no_format():
-    found = named(needed([zeros(qgemm.FORMATS["q4_0"], 64), zeros(qgemm.FORMATS["f16"], 4, 4)], 90))
-    assert {name for _, name, _ in found} == {""}
+    kernels = named(needed([zeros(qgemm.FORMATS["q4_0"], 64), zeros(qgemm.FORMATS["f16"], 4, 4)], 90))
+    assert {name for _, name, _ in kernels} == {""}
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- output
 
 
 @pytest.mark.compiles
 def test_the_cache_is_filled_for_a_model(tmp_path, monkeypatch, capsys):
-    """Size and time at the end, a line at each tenth where no terminal is; a second run compiles nothing."""
+    """Size and time at the end, a line at each tenth without a terminal; a second run compiles nothing."""
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
     words = "--file", EXCERPT, "--arch", "sm_90a", "--kernel", "pack", "--format", "q4_0", "--format", "q8_0"
     assert filling(monkeypatch, *words) == 0
@@ -116,18 +120,18 @@ def test_lines_of_progress(monkeypatch):
 
 
 def test_a_kernel_that_cannot_be_kept_is_an_error(tmp_path, monkeypatch):
-    """A cache that cannot be written to would be filled with nothing, and exit 0."""
+    """A cache that cannot be written is an error."""
     monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 0))
     monkeypatch.setattr(cache, "compile_cubin", lambda *unit: nvrtc.Compiled(b"cubin", ""))
     (tmp_path / "file").touch()
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "file"))
-    made = fill_cache.fill("quantize_activations", None, {"In": "half"}, "sm_90a")
-    assert made.error.startswith(f"cannot be kept in {tmp_path / 'file'}: ")
-    assert "0 of 1 kernels are in" in fill_cache.summary([made], 1.0, tmp_path)
+    filled = fill_cache.fill("quantize_activations", None, {"In": "half"}, "sm_90a")
+    assert filled.error.startswith(f"cannot be kept in {tmp_path / 'file'}: ")
+    assert "0 of 1 kernels are in" in fill_cache.summary([filled], 1.0, tmp_path)
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "folder"))
-    made = fill_cache.fill("quantize_activations", None, {"In": "half"}, "sm_90a")
+    filled = fill_cache.fill("quantize_activations", None, {"In": "half"}, "sm_90a")
     (entry,) = (tmp_path / "folder").iterdir()
-    assert made == (True, os.path.getsize(entry), "")
+    assert filled == (True, os.path.getsize(entry), "")
     assert fill_cache.fill("quantize_activations", None, {"In": "half"}, "sm_90a").new is False
 
 

@@ -1,4 +1,4 @@
-"""The fuzz tool: nothing escapes a short run, its seeds are files that are read, and it sees what it is there for."""
+"""The fuzz tool: a short run has no escapes, its seeds are valid files, and it detects each kind of escape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench(tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_nothing_escapes(name, bench, monkeypatch):
+def test_short_run_has_no_escapes(name, bench, monkeypatch):
     monkeypatch.setattr(fuzz, "SECONDS", 60)  # tests do not time
     seen = {case: fuzz.execute(bench, 0, name, case) for case in range(150)}
     assert {case: wrong for case, (_, wrong) in seen.items() if wrong} == {}
@@ -30,7 +30,7 @@ def test_nothing_escapes(name, bench, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "recorded"])
 def test_seeds_are_valid(name, bench, monkeypatch):
-    """Files that nobody changed are read, and the reference says so too."""
+    """Unchanged seeds are read, and the reference accepts them too."""
     monkeypatch.setattr(inputs, "CHANGES", (0,))
     monkeypatch.setattr(inputs, "JUNK", 0)
     valid = 0
@@ -50,13 +50,13 @@ def test_an_execution_is_told_by_three_numbers():
         assert kind.draw(Random(f"7 {name} 4711")) == kind.draw(Random(f"7 {name} 4711"))
 
 
-def found(bench, monkeypatch, reader, kind="npy") -> str:
+def escape(bench, monkeypatch, reader, kind="npy") -> str:
     monkeypatch.setitem(fuzz.READERS, "source", reader)
     return bench.run(KINDS[kind], {"m.npy": inputs.npy_seeds()[0].raw(Random(1))}, "m.npy")[1]
 
 
-def test_what_escapes_is_seen(bench, monkeypatch):
-    """Another error, a warning, a message, a verdict, time and memory."""
+def test_escapes_are_detected(bench, monkeypatch):
+    """Another error, a warning, a message, a verdict, time and memory are detected."""
 
     def raising(error):
         def reader(path):
@@ -69,21 +69,21 @@ def test_what_escapes_is_seen(bench, monkeypatch):
             warnings.simplefilter("error")
             warnings.warn("hm", RuntimeWarning, stacklevel=1)
 
-    kept = []
+    blocks = []
 
     def greedy(path):
-        kept.append(np.ones(64 << 20, np.uint8))
-        kept.clear()
+        blocks.append(np.ones(64 << 20, np.uint8))
+        blocks.clear()
         return {}
 
-    assert found(bench, monkeypatch, raising(OverflowError)).startswith("raises OverflowError")
-    assert found(bench, monkeypatch, warning) == "warns RuntimeWarning('hm')"
-    assert found(bench, monkeypatch, raising(CheckpointError("\xe9"))).startswith("message")
-    assert found(bench, monkeypatch, raising(CheckpointError)) == "is refused, but valid"
-    assert found(bench, monkeypatch, greedy) == "takes 64 MiB"
+    assert escape(bench, monkeypatch, raising(OverflowError)).startswith("raises OverflowError")
+    assert escape(bench, monkeypatch, warning) == "warns RuntimeWarning('hm')"
+    assert escape(bench, monkeypatch, raising(CheckpointError("\xe9"))).startswith("message")
+    assert escape(bench, monkeypatch, raising(CheckpointError)) == "is refused, but valid"
+    assert escape(bench, monkeypatch, greedy) == "takes 64 MiB"
     times = iter(range(100))
     monkeypatch.setattr(fuzz.time, "thread_time", lambda: next(times))
-    assert found(bench, monkeypatch, lambda path: {}) == "takes 1.000 s"
+    assert escape(bench, monkeypatch, lambda path: {}) == "takes 1.000 s"
 
 
 def test_a_wrong_verdict_is_seen(bench, monkeypatch):
@@ -96,7 +96,7 @@ def test_other_weights_are_seen(bench, monkeypatch):
     monkeypatch.setattr(inputs, "CHANGES", (0,))
     monkeypatch.setattr(inputs, "JUNK", 0)
     drawn = (KINDS["packed"].draw(Random(case)) for case in range(99))
-    files, main = next(each for each in drawn if b'"awq"' in each[0].get("config.json", b""))
+    files, main = next(draw for draw in drawn if b'"awq"' in draw[0].get("config.json", b""))
     assert bench.run(KINDS["packed"], files, main) == (fuzz.VALID, "")
     monkeypatch.setitem(
         fuzz.READERS, "source", lambda path: {name: (shape, values if values is None else values + 1)
@@ -106,7 +106,7 @@ def test_other_weights_are_seen(bench, monkeypatch):
 
 
 def test_the_command(capsys, tmp_path, monkeypatch):
-    """A whole run with its table; one execution, whose files are kept."""
+    """A whole run with its table; one execution, whose files are saved."""
     monkeypatch.setattr(fuzz.sys, "argv", ["fuzz.py", "--count", "500", "--kind", "npy", "--jobs", "1"])
     monkeypatch.setattr(fuzz, "SECONDS", 60)
     assert fuzz.main() == 0

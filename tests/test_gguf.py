@@ -149,7 +149,7 @@ def assert_same_value(ours, field):
 # ---------------------------------------------------------------- rules that no case of the sample tests
 
 BROKEN = {
-    # content, and what is said of it
+    # content, message
     "n_tensors beyond 2^63": (
         b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 2**64 - 1) + bytes(64),
         "header: 18446744073709551615 tensors and 18446744073709551615 keys need",
@@ -235,7 +235,7 @@ def test_broken_rule(name, tmp_path):
 
 @pytest.mark.parametrize("kind", sorted(GGML_TYPES))
 def test_every_type_opens_and_lists(kind, tmp_path):
-    """Also those without a codec: what is missing is said when it is used."""
+    """Types without a codec too: using one names the missing codec."""
     fmt = GGML_TYPES[kind]
     raw = random.Random(kind).randbytes(6 * fmt.block_bytes)
     content = file_of((), [tensor(b"w", (2 * fmt.weights, 3), kind)], raw)
@@ -251,12 +251,12 @@ def test_every_type_opens_and_lists(kind, tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind, fmt in sorted(GGML_TYPES.items()) if fmt.weights > 1])
 def test_every_type_refuses_what_its_blocks_do_not_fit(kind, tmp_path):
     """Rows of a part of a block, a last block cut short, and the sizes of a fork to which the number is another type:
-    what follows lies inside the tensor, or further behind it than an alignment explains.
+    the next tensor lies inside this one, or further after it than an alignment explains.
     """
     fmt, blocks = GGML_TYPES[kind], 1024
 
     def verdict(k: int, start: int, size: int) -> str:
-        """Of w [512, k], and of v at `start` in `size` bytes of data."""
+        """The verdict on w [512, k], and v at `start` in `size` bytes of data."""
         tensors = tensor(b"w", (k, blocks // 2), kind), tensor(b"v", (8,), 0, start)
         return refused(saved(tmp_path / "x.gguf", file_of((), tensors, bytes(size))))
 
@@ -368,19 +368,19 @@ def damaged(draw: st.DrawFn) -> bytes:
     """A valid file with bytes changed, numbers replaced by hostile ones, parts cut, doubled or of another file."""
     content = bytearray(draw(st.sampled_from(VALID)))
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, max(len(content) - 1, 0)))
+        position = draw(st.integers(0, max(len(content) - 1, 0)))
         kind = draw(st.sampled_from(("flip", "number", "cut", "insert", "splice")))
         if kind == "flip" and content:
-            content[at] ^= draw(st.integers(1, 255))
+            content[position] ^= draw(st.integers(1, 255))
         elif kind == "number":
             number = draw(st.sampled_from((0, 1, 7, 8, 9, 13, 2**31, 2**32 - 1, 2**61, 2**63 - 1, 2**64 - 1)))
-            content[at : at + 8] = struct.pack("<Q", number)
+            content[position : position + 8] = struct.pack("<Q", number)
         elif kind == "cut":
-            del content[at : at + draw(st.integers(1, 64))]
+            del content[position : position + draw(st.integers(1, 64))]
         elif kind == "insert":
-            content[at:at] = draw(st.binary(min_size=1, max_size=40))
+            content[position:position] = draw(st.binary(min_size=1, max_size=40))
         elif kind == "splice":
-            content[at:] = draw(st.sampled_from(VALID))[draw(st.integers(0, 200)) :]
+            content[position:] = draw(st.sampled_from(VALID))[draw(st.integers(0, 200)) :]
     return bytes(content)
 
 

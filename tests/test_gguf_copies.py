@@ -45,7 +45,7 @@ WAYS = [copy.copy, copy.deepcopy, pickled]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_tensors_of_a_file_survive(way, path):
-    """Parts that share things still share them; what was pickled or deeply copied outlives the open file."""
+    """Copies share memory as before; pickles and deep copies outlive the open file."""
     with qgemm.open(path) as model:
         want = {name: tensor.dequantize() for name, tensor in model.items()}
         tensors = way(dict(model))
@@ -70,9 +70,9 @@ def test_tensors_in_memory_survive(way):
             continue
         alike = np.ones(fmt.weights) if fmt.needs_importance else None
         tensor = qgemm.quantize(normal(2, fmt.weights), fmt, imatrix=alike)
-        found = way(tensor)
-        assert found.format is tensor.format
-        assert found.blocks.tobytes() == tensor.blocks.tobytes()
+        restored = way(tensor)
+        assert restored.format is tensor.format
+        assert restored.blocks.tobytes() == tensor.blocks.tobytes()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -81,10 +81,10 @@ def test_formats_stay_what_they_are(way):
         assert way(fmt) is fmt
     for name in ("kbit3", "kbit3_f16"):
         fmt = qgemm.FORMATS[name].variant(CODEBOOK, None)
-        found = way(fmt)
-        assert found == fmt
-        assert found.dtype == fmt.dtype
-        assert_array_equal(found.codebook, CODEBOOK)
+        restored = way(fmt)
+        assert restored == fmt
+        assert restored.dtype == fmt.dtype
+        assert_array_equal(restored.codebook, CODEBOOK)
 
 
 def test_a_pickle_is_small_and_opens_nothing(path):
@@ -106,7 +106,7 @@ def test_a_pickle_is_small_and_opens_nothing(path):
 
 
 def test_pickles_of_what_is_gone(path, monkeypatch):
-    """The same file or none: one that was changed, replaced, removed; a relative path means what it meant."""
+    """The same file or none: not a changed, replaced or removed one; a relative path keeps its meaning."""
     with qgemm.open(path) as model:
         raw, tensor = pickle.dumps(model["a"]), model["a"]
     for way in (pickle.dumps, copy.deepcopy):
@@ -117,8 +117,8 @@ def test_pickles_of_what_is_gone(path, monkeypatch):
         relative = pickle.dumps(model["a"])
     monkeypatch.chdir("/")
     assert pickle.loads(relative).dequantize().shape == (6, 64)
-    found = os.stat(path)
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1))
+    status = os.stat(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with pytest.raises(GGUFError, match=r"m\.gguf: changed since its tensors were pickled or copied"):
         pickle.loads(raw).dequantize()
     path.unlink()
@@ -133,11 +133,11 @@ def product(tensor: qgemm.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers(method, path):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
         with qgemm.open(path) as model, multiprocessing.get_context(method).Pool(2) as pool:
             tensors = [model["a"], model["k"], model["a"]]
-            for tensor, found in zip(tensors, pool.map(product, tensors), strict=True):
-                assert_array_equal(found, tensor.dequantize().T)
+            for tensor, remote in zip(tensors, pool.map(product, tensors), strict=True):
+                assert_array_equal(remote, tensor.dequantize().T)
 
 
 # ---------------------------------------------------------------- files that are cut while they are used

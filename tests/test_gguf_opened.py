@@ -185,7 +185,7 @@ def test_fork(model):
     with open_gguf(model) as file:
         want = [t.blocks.tobytes() for t in file.values()]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside BLAS's idle threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside BLAS's idle threads
             child = os.fork()
         if child == 0:
             same = [t.blocks.tobytes() for t in file.values()] == want

@@ -1,4 +1,4 @@
-"""kbit tensors in .gguf files: what is written comes back, other readers open the file, and what is wrong is named."""
+"""kbit tensors in .gguf files: they read back as written, other readers open the file, and errors name the fault."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def assert_same(got: qgemm.Tensor, want: qgemm.Tensor) -> None:
     assert not got.blocks.flags.writeable
 
 
-# ---------------------------------------------------------------- what is written
+# ---------------------------------------------------------------- writing
 
 
 @each(CODEBOOKS)
@@ -116,22 +116,22 @@ def test_tensors_are_made_on_demand(tmp_path):
     """Twice each, as for other formats, not once for each part."""
 
     class Lazy(dict):
-        asked = 0
+        lookups = 0
 
         def __getitem__(self, name):
-            Lazy.asked += 1
+            Lazy.lookups += 1
             return super().__getitem__(name)
 
     tensors = Lazy(a=kbit(), b=kbit(fmt="kbit2"))
     qgemm.write(tmp_path / "x.gguf", tensors)
-    assert Lazy.asked == 4
+    assert Lazy.lookups == 4
 
 
 def test_a_tensor_that_changes_while_it_is_written(tmp_path):
     class Changing(dict):
         def __getitem__(self, name):
-            self["w"], found = np.ones((3, 64), np.float32), super().__getitem__("w")
-            return found
+            self["w"], tensor = np.ones((3, 64), np.float32), super().__getitem__("w")
+            return tensor
 
     with pytest.raises(
         qgemm.GGUFError, match=r"tensor 'w': is <Tensor F32 3 x 64> when it is written, was 'w\.kbit_abs"
@@ -141,7 +141,7 @@ def test_a_tensor_that_changes_while_it_is_written(tmp_path):
 
 
 REFUSED = {
-    # tensors, metadata, and what is said
+    # tensors, metadata, message
     "long name": ({"n" * 50: kbit()}, {}, f"tensor '{'n' * 50}': is stored as '{'n' * 50}.kbit_codebook': a name must"),
     "long for all": ({"n" * 64: kbit()}, {}, f"tensor '{'n' * 64}': a name must not be longer than 63 bytes"),
     "name of a part": (
@@ -201,7 +201,7 @@ def test_longest_name(tmp_path):
         assert_same(file["n" * 49], kbit())
 
 
-# ---------------------------------------------------------------- what is read
+# ---------------------------------------------------------------- reading
 
 
 def test_blocks_are_put_together_once_in_a_row(tmp_path):
@@ -270,7 +270,7 @@ def finish(writer: GGUFWriter) -> None:
 
 
 def parts(**changes) -> dict[str, np.ndarray | None]:
-    """The parts of a matrix (2, 64) of kbit3 as arrays; what is changed to None is left out."""
+    """The parts of a matrix (2, 64) of kbit3 as arrays; a change to None leaves the part out."""
     good = {"absmax": np.ones((2, 2), np.int8), "planes": np.zeros((2, 6), np.int32)}
     good["codebook"] = np.linspace(-1, 1, 8, dtype=np.float32)
     return {f"w.kbit_{part}": array for part, array in (good | changes).items() if array is not None}
@@ -299,7 +299,7 @@ def test_what_the_malformed_files_are_made_of_is_good(tmp_path):
 
 
 MALFORMED = {
-    # parts, and what is said of them
+    # parts, message
     "no absmax": (parts(absmax=None), "tensor 'w.kbit_planes': there is no 'w.kbit_absmax' beside it"),
     "no planes": (parts(planes=None), "tensor 'w.kbit_absmax': there is no 'w.kbit_planes' beside it"),
     "no codebook": (parts(codebook=None), "tensor 'w.kbit_absmax': there is no 'w.kbit_codebook' beside it"),
@@ -381,9 +381,9 @@ def test_damaged_files_open_or_are_refused(tmp_path):
     """A byte at a time: a typed error, or tensors whose blocks can be read."""
     path = saved(tmp_path / "x.gguf", parts())
     content = path.read_bytes()
-    for at in range(len(content)):
+    for position in range(len(content)):
         for flip in (0x01, 0x80, 0xFF):
-            path.write_bytes(content[:at] + bytes([content[at] ^ flip]) + content[at + 1 :])
+            path.write_bytes(content[:position] + bytes([content[position] ^ flip]) + content[position + 1 :])
             try:
                 file = qgemm.open(path)
             except qgemm.GGUFError:

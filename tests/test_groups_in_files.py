@@ -11,7 +11,7 @@ from gguf import GGUFReader
 from helpers import converted, normal, random_tensor
 
 import qgemm
-from qgemm.converter import encode
+from qgemm.converter import range_encoding
 from qgemm.formats import format_of
 
 NAMES = ("u1_g32", "u4z_g128", "u5f_g64_bf16", "u8_row", "f8_e4m3_g128", "s7_1of2")
@@ -48,9 +48,9 @@ def test_tensors_come_back(path, copied):
 
 
 def test_other_readers_list_the_bytes(path):
-    found = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    listed = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     for name in NAMES:
-        part = found[f"t.{name}.qgemm_{name}"]
+        part = listed[f"t.{name}.qgemm_{name}"]
         assert part.tensor_type.name == "I8"
         assert part.data.tobytes() == drawn(name).blocks.tobytes()
 
@@ -86,8 +86,8 @@ def test_the_converter_writes_them(fmt, search, tmp_path):
 
 def test_rows_of_one_scale_are_converted_whole(tmp_path, monkeypatch):
     """Also where a range of the converter is shorter than a row."""
-    monkeypatch.setattr(encode, "CHUNK", 256)
-    monkeypatch.setattr(encode, "TOGETHER", 256)
+    monkeypatch.setattr(range_encoding, "CHUNK", 256)
+    monkeypatch.setattr(range_encoding, "RANGE_WEIGHTS", 256)
     x = normal(4, 512)
     qgemm.write(tmp_path / "x.gguf", {"blk.0.attn_q.weight": x})
     converted(tmp_path / "x.gguf", tmp_path / "y.gguf", "u4_row")
@@ -95,7 +95,7 @@ def test_rows_of_one_scale_are_converted_whole(tmp_path, monkeypatch):
         assert (file["blk.0.attn_q.weight"].blocks == qgemm.quantize(x, "u4_row").blocks).all()
 
 
-BYTES = np.zeros((2, 2 * 67), np.int8)  # of u4z_g128
+BYTES = np.zeros((2, 2 * 67), np.int8)  # two blocks of u4z_g128 per row
 KBIT = {"k": qgemm.quantize(normal(1, 32), "kbit2")}  # which makes a file one with parts
 
 

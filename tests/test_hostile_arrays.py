@@ -1,4 +1,4 @@
-"""NumPy's files made to do harm: headers that are no dicts, archives that claim what they do not hold."""
+"""Hostile files of NumPy: headers that are no dicts, archives whose directory lies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from numpy.testing import assert_array_equal
 
 from qgemm.converter import open_source
 from qgemm.errors import CheckpointError
-from qgemm.files.paths import Opened
-from qgemm.files.zip import inflated, members
+from qgemm.files.paths import RegularFile
+from qgemm.files.zip import inflate, members
 
 # ---------------------------------------------------------------- .npy
 
@@ -33,7 +33,7 @@ def npy(path: Path, header: bytes, data: bytes = bytes(24), version: int = 1) ->
 
 
 HEADERS = {
-    # header for 24 bytes of float32 (2, 3), what is said
+    # header for 24 bytes of float32 (2, 3), message
     "negative": (b"{'descr': '<f4', 'fortran_order': False, 'shape': (-2, -3), }", r"the header has .*\(-2, -3\)"),
     "a number": (b"{'descr': '<f4', 'fortran_order': False, 'shape': (6), }", "must have descr, fortran_order, shape"),
     "a sum": (b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1+2), }", "is not read"),
@@ -64,9 +64,9 @@ HEADERS = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_npy_headers_that_are_refused(name, tmp_path):
     header, message = HEADERS[name]
-    found = refused(npy(tmp_path / "x.npy", header))
-    assert found.startswith(f"{tmp_path / 'x.npy'}: array 'x': ")
-    assert re.search(message, found)
+    error = refused(npy(tmp_path / "x.npy", header))
+    assert error.startswith(f"{tmp_path / 'x.npy'}: array 'x': ")
+    assert re.search(message, error)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def npz(path: Path, save=np.savez_compressed, **arrays: np.ndarray) -> bytearray
 
 @pytest.mark.slow
 def test_a_bomb_is_unpacked_only_to_be_read(run, tmp_path, monkeypatch):
-    """256 MiB of zeros in 256 KiB: neither memory nor disk for what is only looked at."""
+    """256 MiB of zeros in 256 KiB: opening needs neither memory nor disk for them."""
     path, size = tmp_path / "x.npz", 1 << 28
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("w.npy", "w", force_zip64=True) as w:
         np.lib.format.write_array_header_1_0(w, {"descr": "|u1", "fortran_order": False, "shape": (size // 1024, 1024)})
@@ -127,16 +127,16 @@ def test_a_bomb_is_unpacked_only_to_be_read(run, tmp_path, monkeypatch):
 
 
 def test_what_is_damaged_inside_is_found_when_it_is_unpacked(tmp_path):
-    """Codes of deflate that are none, another array, a shorter one, bytes behind the end."""
+    """Invalid codes of deflate, another array, a shorter one, bytes after the end."""
     x = normal(512, 256)
     raw = npz(tmp_path / "x.npz", w=x)
-    file = Opened(str(tmp_path / "x.npz"))
+    file = RegularFile(str(tmp_path / "x.npz"))
     [member] = members(file)
     file.close()
     start, size = member.start, member.packed
-    for at, junk in ((size - 5000, b"\xff" * 5000), (size - 1, b"\0"), (size // 2, b"abcd")):
+    for offset, junk in ((size - 5000, b"\xff" * 5000), (size - 1, b"\0"), (size // 2, b"abcd")):
         damaged = bytearray(raw)
-        damaged[start + at : start + at + len(junk)] = junk
+        damaged[start + offset : start + offset + len(junk)] = junk
         (tmp_path / "x.npz").write_bytes(damaged)
         with open_source(tmp_path / "x.npz") as source, pytest.raises(CheckpointError, match=r"x\.npz: 'w\.npy': "):
             source.weights["w"].values(0, x.size)
@@ -149,8 +149,8 @@ def test_more_than_the_directory_says_is_not_unpacked(tmp_path):
     raw = bytearray((tmp_path / "x.npz").read_bytes())
     struct.pack_into("<I", raw, raw.index(ENTRY) + 24, 1 << 16)
     (tmp_path / "x.npz").write_bytes(raw)
-    file = Opened(str(tmp_path / "x.npz"))
-    pieces = inflated(file, members(file)[0])
+    file = RegularFile(str(tmp_path / "x.npz"))
+    pieces = inflate(file, members(file)[0])
     assert len(next(pieces)) == 1 << 16
     with pytest.raises(CheckpointError, match="does not unpack to what the directory says"):
         next(pieces)
@@ -162,8 +162,8 @@ def test_unpacked_arrays_are_read_from_any_thread(tmp_path):
     npz(tmp_path / "x.npz", **arrays)
     with open_source(tmp_path / "x.npz") as source, ThreadPoolExecutor(8) as pool:
         jobs = [(name, row) for name in arrays for row in range(64)]
-        for (name, row), found in zip(jobs, pool.map(lambda job: read_row(source, *job), jobs), strict=True):
-            assert_array_equal(found, arrays[name][row])
+        for (name, row), values in zip(jobs, pool.map(lambda job: read_row(source, *job), jobs), strict=True):
+            assert_array_equal(values, arrays[name][row])
     with pytest.raises(CheckpointError, match="was closed"):
         source.weights["a"].values(0, 64)
 
@@ -174,7 +174,7 @@ def read_row(source, name, row):
 
 ENTRY, END = b"PK\1\2", b"PK\5\6"
 DAMAGED = {
-    # where in the archive, counted from a signature; what is put there; what is said
+    # signature, offset from it, bytes that are written there, message
     "no end": (END, 0, b"XX", "has no end record"),
     "a comment": (END, 20, b"\1", "has no end record"),
     "another disk": (END, 4, b"\1", "split archive"),
@@ -199,9 +199,9 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_archives_that_are_damaged(name, tmp_path):
-    signature, at, junk, message = DAMAGED[name]
+    signature, offset, junk, message = DAMAGED[name]
     raw = npz(tmp_path / "x.npz", a=normal(4, 8), b=normal(4, 8, seed=1))
-    first = raw.index(signature) + at
+    first = raw.index(signature) + offset
     raw[first : first + len(junk)] = junk
     (tmp_path / "x.npz").write_bytes(raw)
     assert message in refused(tmp_path / "x.npz")
@@ -216,21 +216,21 @@ def test_names_of_an_archive_are_utf_8(tmp_path):
 def test_large_archives_and_their_ends(tmp_path):
     """Entries with sizes of 64 bits, and the end record that goes with them."""
     raw = npz(tmp_path / "x.npz", np.savez, w=normal(4, 8))
-    at, end = raw.index(ENTRY), raw.index(END)
-    size, header = struct.unpack_from("<I", raw, at + 24)[0], struct.unpack_from("<I", raw, at + 42)[0]
-    entry = raw[at:end]
+    start, end = raw.index(ENTRY), raw.index(END)
+    size, header = struct.unpack_from("<I", raw, start + 24)[0], struct.unpack_from("<I", raw, start + 42)[0]
+    entry = raw[start:end]
     struct.pack_into("<2I", entry, 20, 0xFFFFFFFF, 0xFFFFFFFF)
     struct.pack_into("<H", entry, 30, 28)
     struct.pack_into("<I", entry, 42, 0xFFFFFFFF)
     entry += struct.pack("<2H3Q", 1, 24, size, size, header)
-    end64 = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, len(entry), at)
-    locator = struct.pack("<4sIQI", b"PK\6\7", 0, at + len(entry), 1)
+    end64 = struct.pack("<4sQ2H2I4Q", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, len(entry), start)
+    locator = struct.pack("<4sIQI", b"PK\6\7", 0, start + len(entry), 1)
     last = struct.pack("<4s4H2IH", END, 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    (tmp_path / "x.npz").write_bytes(raw[:at] + entry + end64 + locator + last)
+    (tmp_path / "x.npz").write_bytes(raw[:start] + entry + end64 + locator + last)
     with open_source(tmp_path / "x.npz") as source:
         assert_array_equal(source.weights["w"].values(0, 32), normal(4, 8).reshape(-1))
     for damaged in (locator[:8] + bytes(8) + locator[16:], locator[:8] + b"\xff" * 8 + locator[16:]):
-        (tmp_path / "x.npz").write_bytes(raw[:at] + entry + end64 + damaged + last)
+        (tmp_path / "x.npz").write_bytes(raw[:start] + entry + end64 + damaged + last)
         assert "the end record for large archives is not at" in refused(tmp_path / "x.npz")
 
 

@@ -1,6 +1,6 @@
 """Checkpoints made to do harm: CheckpointError that names the file, at little cost, whatever sizes they claim.
 
-`refused` measures what Python and NumPy allocate: reading may take 16 MiB more than the file has.
+`refused` measures the allocations of Python and NumPy: reading may need 16 MiB more than the file's size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hostile import BEYOND, refused
 
 import qgemm
 from qgemm.converter import open_source
-from qgemm.converter.weight import of_tensor, packed
+from qgemm.converter.weight import pack_groups, weight_from_tensor
 from qgemm.errors import CheckpointError, QgemmError
 from qgemm.files.imatrix import read_imatrix
 
@@ -88,7 +88,7 @@ def test_headers_of_much(header, tmp_path):
 
 
 def test_a_header_of_many_tensors_is_read(tmp_path):
-    """As many as models have, with most of a MiB of notes about the training."""
+    """The header has as many tensors as models do, and almost a MiB of notes about training."""
     arrays = {f"model.layers.{i}.weight": np.ones(1, np.uint8) for i in range(4_000)}
     path = safetensors(tmp_path / "x.safetensors", arrays, {"notes": json.dumps([{"tag": "é"}] * 30_000)})
     with open_source(path) as source:
@@ -124,10 +124,10 @@ def test_text_may_have_brackets(tmp_path):
         assert list(source.weights) == ["w"]
 
 
-@pytest.mark.parametrize("said", [{"bits": "\xe9"}, {"quant_method": "fp8", "weight_block_size": "\u202e"}])
-def test_what_configs_say_is_printed_as_ascii(said, tmp_path):
+@pytest.mark.parametrize("settings", [{"bits": "\xe9"}, {"quant_method": "fp8", "weight_block_size": "\u202e"}])
+def test_what_configs_say_is_printed_as_ascii(settings, tmp_path):
     safetensors(tmp_path / "x.safetensors", {"w": normal(2)})
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
     with pytest.raises(CheckpointError, match="is not one") as caught:
         open_source(tmp_path / "x.safetensors")
     assert str(caught.value).isascii()
@@ -143,8 +143,8 @@ def test_as_many_groups_as_weights(tmp_path):
     }
     parts["l.qzeros"][-1, -1] = 0x67777777
     safetensors(tmp_path / "x.safetensors", parts)
-    said = {"quant_method": "gptq", "bits": 4, "group_size": 1, "sym": True}
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 1, "sym": True}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
     del parts
     tracemalloc.start()
     with pytest.raises(CheckpointError, match=r"is symmetric by its config \(sym\), but has zeros of 7 to 8"):
@@ -170,11 +170,11 @@ def test_what_overflows_warns_nobody(tmp_path):
         assert np.isinf(source.weights["x"].values(0, 1))
     blocks = np.zeros((1, 1), qgemm.FORMATS["q4_0"].dtype)
     blocks["d"], blocks["qs"] = np.inf, 0x88
-    weight = of_tensor(qgemm.Tensor("q4_0", (1, 32), blocks))
+    weight = weight_from_tensor(qgemm.Tensor("q4_0", (1, 32), blocks))
     assert np.isnan(weight.codes.read(0, 32).values()).all()
     blocks["d"] = 6e4
-    with np.errstate(all="ignore"):  # of the format's own rounding to float16
-        assert np.isinf(packed(qgemm.FORMATS["q4_1"], weight.codes.read(0, 32))["m"]).all()
+    with np.errstate(all="ignore"):  # the format's own rounding to float16 may overflow
+        assert np.isinf(pack_groups(qgemm.FORMATS["q4_1"], weight.codes.read(0, 32))["m"]).all()
 
 
 @pytest.mark.parametrize("dtype", [np.uint64, ml_dtypes.float8_e4m3fn])

@@ -1,4 +1,4 @@
-"""The lines of docs/formats.md: every type is there, and formulas of grids are those of the gguf package."""
+"""The table of docs/formats.md: every format has a row, and formulas of grids agree with the gguf package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_every_type_has_a_line():
 
 @each(GRIDS)
 def test_formulas_of_grids_are_those_of_the_package(fmt):
-    """Of a block whose scale is 1 and whose other bits are all 0."""
+    """The formula of a grid gives the level of a block with scale 1 and all other bits 0."""
     name, formula = fmt.name, fmt.formula
     blocks = np.zeros(1, fmt.dtype)
     if name == "iq1_m":
@@ -30,7 +30,7 @@ def test_formulas_of_grids_are_those_of_the_package(fmt):
     codec.init_grid()
     grid = codec.grid.reshape(-1, codec.grid.shape[-1])
     names = {"d": 1.0, "sc": 0, "sign": 1, "delta": 1 / 8, "grid": grid}
-    found = np.asarray(eval(formula, {"__builtins__": {}}, {**names, "q": 0}))
+    levels = np.asarray(eval(formula, {"__builtins__": {}}, {**names, "q": 0}))
     values = fmt.decode(blocks.view(fmt.dtype))[0]
-    np.testing.assert_array_equal(values[: found.size], found.reshape(-1))
-    assert found.any()
+    np.testing.assert_array_equal(values[: levels.size], levels.reshape(-1))
+    assert levels.any()

@@ -1,4 +1,4 @@
-"""The GPU ledger: what makes it stale."""
+"""The GPU ledger: changes that make it stale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import ledger
 
-from qgemm.bench import results
+from benchmarks import results
 
 
 def test_ledger_notices_a_stale_hash(tmp_path, monkeypatch):

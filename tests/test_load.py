@@ -31,7 +31,7 @@ CASES = {
     "gptq v1":                   (foreign.gptq, {}, "u4z_g32"),
     "gptq v2, 2 bits":           (foreign.gptq, {"bits": 2, "v2": True}, "u2z_g32"),
     "gptq, 3 bits":              (foreign.gptq, {"bits": 3, "k": 96}, "u3z_g32"),
-    "gptq, 8 bits, symmetric":   (foreign.gptq, {"bits": 8, "zero": 128, "said": {"sym": True}}, "u8_g32"),
+    "gptq, 8 bits, symmetric":   (foreign.gptq, {"bits": 8, "zero": 128, "settings": {"sym": True}}, "u8_g32"),
     "gptq, groups of 512":       (foreign.gptq, {"group": 512, "k": 1024}, "u4z_g256"),
     "gptq, act-order":           (foreign.gptq, {"order": True, "k": 128}, "u4z_g32"),
     "gptq, act-order, 3 bits":   (foreign.gptq, {"order": True, "bits": 3, "k": 128, "group": 64}, "u3z_g64"),
@@ -68,7 +68,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_checkpoints_load_exactly(name, tmp_path):
-    """Bit for bit what the format's description says, and a product within the bound of any a16 product."""
+    """Bit for bit the values of the format's description, and a product within the bound of any a16 product."""
     write, options, fmt = CASES[name]
     want = write(tmp_path / "m", **options)
     with qgemm.load(tmp_path / "m") as model:
@@ -89,7 +89,7 @@ def test_checkpoints_load_exactly(name, tmp_path):
 
 
 def product_bound(x: np.ndarray, w: qgemm.Tensor | qgemm.Reordered | qgemm.Scaled) -> np.ndarray:
-    """Of an a16 product; of a view by what its stored matrix sums, times the factor, which rounds once more."""
+    """The bound of an a16 product; for a view that of its stored matrix, times the factor, which rounds once more."""
     if isinstance(w, qgemm.Scaled):
         factor = 1 / abs(w.factor) if w.divides else abs(w.factor)
         return product_bound(x, w.tensor) * factor + 2**-21 * np.abs(x) @ np.abs(w.dequantize()).T
@@ -159,5 +159,5 @@ def test_streams_of_codes(bits, count, rows, seed):
 
     codes = np.random.default_rng(seed).integers(0, 2**bits, (rows, count)).astype(np.uint8)
     words = foreign.stream(codes, bits).view(np.uint32)
-    assert_array_equal(packing.unpacked(words, bits, count), codes)
-    assert_array_equal(packing.packed(codes, bits), words)
+    assert_array_equal(packing.unpack_codes(words, bits, count), codes)
+    assert_array_equal(packing.pack_codes(codes, bits), words)

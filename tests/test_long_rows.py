@@ -1,6 +1,6 @@
 """Rows of any length in bounded memory: searched in parts of a row, with an importance that is read in parts.
 
-The searches must give what they give for whole rows, to the byte. Peaks are those of Python's and NumPy's allocations.
+The searches must give the bytes that they give for whole rows. Peaks are those of Python's and NumPy's allocations.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 import qgemm
 from qgemm.codec.search import search, searched
-from qgemm.converter import encode
+from qgemm.converter import range_encoding
 from qgemm.converter.rules import Step
-from qgemm.converter.searching import searcher
-from qgemm.converter.weight import of_tensor
-from qgemm.files.imatrix import of_arrays, read_imatrix
+from qgemm.converter.scale_search import block_search
+from qgemm.converter.weight import weight_from_tensor
+from qgemm.files.imatrix import importances_of_arrays, read_imatrix
 
 SEARCHED = [name for name, fmt in qgemm.FORMATS.items() if searched(fmt)]
 
 
 def weight_of(x: np.ndarray):
-    return of_tensor(qgemm.Tensor("f32", x.shape, x, "w"))
+    return weight_from_tensor(qgemm.Tensor("f32", x.shape, x, "w"))
 
 
 @pytest.mark.slow
@@ -37,26 +37,28 @@ def weight_of(x: np.ndarray):
 @given(data=st.data())
 def test_parts_of_rows_give_the_blocks_of_whole_ones(fmt, data):
     """Experts of some rows, cut between any blocks."""
-    experts, n, blocks = (data.draw(st.integers(1, most)) for most in (3, 3, 9))
+    experts, n, blocks = (data.draw(st.integers(1, limit)) for limit in (3, 3, 9))
     fmt = qgemm.FORMATS[fmt]
     step = fmt.weights
     k = step * blocks
     x = normal(experts, n, k, seed=data.draw(st.integers(0, 99)))
-    known = data.draw(st.booleans())
+    weighted = data.draw(st.booleans())
     importance = normal(experts, k, seed=5) ** 2
-    found = searcher(weight_of(x), fmt, of_arrays({"w": importance}).importance("w") if known else None)
+    encode = block_search(
+        weight_of(x), fmt, importances_of_arrays({"w": importance}).importance("w") if weighted else None
+    )
     rows = x.reshape(-1, k)
-    want = search(fmt, rows, importance.repeat(n, axis=0) if known else np.ones(k, np.float32))
+    want = search(fmt, rows, importance.repeat(n, axis=0) if weighted else np.ones(k, np.float32))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(want) - 1)))) if len(want) > 1 else []
     flat, ends = rows.reshape(-1), pairwise([0, *cuts, len(want)])
-    parts = [found(flat[step * start : step * stop], step * start) for start, stop in ends]
+    parts = [encode(flat[step * start : step * stop], step * start) for start, stop in ends]
     assert np.concatenate(parts).tobytes() == want.tobytes()
 
 
 def test_ranges_are_rows_where_these_are_short():
     step = Step(weight_of(np.zeros((6, 1024), np.float32)), qgemm.FORMATS["q4_0"])
-    assert encode.ranges(step, 3000, rows=True) == [(0, 2048), (2048, 4096), (4096, 6144)]
-    assert encode.ranges(step, 1000, rows=True) == [(a, min(a + 992, 6144)) for a in range(0, 6144, 992)]
+    assert range_encoding.ranges(step, 3000, rows=True) == [(0, 2048), (2048, 4096), (4096, 6144)]
+    assert range_encoding.ranges(step, 1000, rows=True) == [(a, min(a + 992, 6144)) for a in range(0, 6144, 992)]
 
 
 def peak(work) -> int:
@@ -78,7 +80,7 @@ def legacy(path: Path, k: int, value: float = 1) -> Path:
 
 
 def test_a_long_row_is_searched_in_bounded_memory(tmp_path):
-    """Searched whole, a row of 2^22 weights takes 84 MB; in ranges of 2^18 it takes 25."""
+    """Searching a whole row of 2^22 weights needs 84 MB; in ranges of 2^18 it needs 25."""
     k = 1 << 22
     x = np.resize(normal(1, 99991), (1, k))
     qgemm.write(tmp_path / "x.gguf", {"w": x})
@@ -106,9 +108,9 @@ def test_an_importance_matrix_is_read_in_parts(kind, tmp_path):
     else:
         path = tmp_path / "i.gguf"
         qgemm.write(path, {"w.in_sum2": np.ones(k, np.float32), "w.counts": np.ones(1, np.float32)})
-    found = []
-    assert peak(lambda: found.append(read_imatrix(path))) < 8 << 20
-    [importances] = found
+    reads = []
+    assert peak(lambda: reads.append(read_imatrix(path))) < 8 << 20
+    [importances] = reads
     assert list(importances) == ["w"]
     assert "w" in importances
     assert "v" not in importances

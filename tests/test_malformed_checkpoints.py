@@ -1,4 +1,4 @@
-"""Checkpoints of other libraries that are wrong or say what is not done: refused with the tensor or the field."""
+"""Malformed or unsupported checkpoints of other libraries: refused by the tensor or the field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAN = np.full((8, 8), 0x7F, U8).view(E4M3)
 
 
 OPENED = {
-    # who writes it, how, and what is said when it is opened
+    # writer, its arguments, message on opening
     "awq: no qzeros":            (awq, {"change": {"qzeros": None}}, "there is no qzeros"),
     "awq: no scales":            (awq, {"change": {"scales": None}}, "there is no scales"),
     "awq: words of floats":      (awq, {"change": {"qweight": np.ones((64, 2), F32)}}, "qweight is F32"),
@@ -29,31 +29,31 @@ OPENED = {
     "awq: zeros of others":      (awq, {"change": {"qzeros": np.ones((1, 2), I32)}}, "do not fit 4 bits"),
     "awq: scales of others":     (awq, {"change": {"scales": np.ones((2, 8), F16)}}, "do not fit 4 bits"),
     "awq: scales of integers":   (awq, {"change": {"scales": np.ones((2, 16), I32)}}, "scales is I32"),
-    "awq: another group_size":   (awq, {"said": {"group_size": 48}}, "groups of 48"),
-    "awq: a group_size of 0":    (awq, {"said": {"group_size": 0}}, "group_size of 0"),
-    "awq: 3 bits":               (awq, {"said": {"bits": 3}}, "bits: awq of 3 bits"),
-    "awq: gemv":                 (awq, {"said": {"version": "gemv"}}, "the layout 'gemv'"),
-    "awq: an unknown field":     (awq, {"said": {"rotation": "hadamard"}}, "'rotation': 'hadamard'"),
-    "awq: bits of two minds":    (awq, {"said": {"w_bit": 8}}, "bits / w_bit"),
+    "awq: another group_size":   (awq, {"settings": {"group_size": 48}}, "groups of 48"),
+    "awq: a group_size of 0":    (awq, {"settings": {"group_size": 0}}, "group_size of 0"),
+    "awq: 3 bits":               (awq, {"settings": {"bits": 3}}, "bits: awq of 3 bits"),
+    "awq: gemv":                 (awq, {"settings": {"version": "gemv"}}, "the layout 'gemv'"),
+    "awq: an unknown field":     (awq, {"settings": {"rotation": "hadamard"}}, "'rotation': 'hadamard'"),
+    "awq: bits of two minds":    (awq, {"settings": {"w_bit": 8}}, "bits / w_bit"),
     "gptq: no g_idx":            (gptq, {"order": True, "change": {"g_idx": None}}, "without g_idx"),
     "gptq: g_idx too large":     (gptq, {"change": {"g_idx": np.full(64, 2, I32)}}, "groups 2 to 2"),
     "gptq: g_idx below 0":       (gptq, {"change": {"g_idx": np.full(64, -1, I32)}}, "groups -1 to -1"),
     "gptq: a short g_idx":       (gptq, {"change": {"g_idx": np.zeros(63, I32)}}, r"g_idx is I32 \[63\]"),
     "gptq: g_idx of floats":     (gptq, {"change": {"g_idx": np.zeros(64, F32)}}, "g_idx is F32"),
-    "gptq: 5 bits":              (gptq, {"said": {"bits": 5}}, "bits: gptq of 5 bits"),
-    "gptq: 3 bits of 4":         (gptq, {"said": {"bits": 3}}, "do not fit 3 bits"),
-    "gptq: marlin":              (gptq, {"said": {"checkpoint_format": "marlin"}}, "the layout 'marlin'"),
-    "gptq: words of 64":         (gptq, {"said": {"pack_dtype": "int64"}}, "'pack_dtype': 'int64'"),
-    "gptq: an adapter":          (gptq, {"said": {"adapter": {"rank": 8}}}, "'adapter': "),
-    "gptq: sym that is not":     (gptq, {"said": {"sym": True}}, r"symmetric by its config \(sym\)"),
-    "gptq: a module left out":   (gptq, {"said": {"dynamic": {r"-:layer\.q": {}}}}, "dynamic leaves it out"),
-    "gptq: a module of 8 bits":  (gptq, {"said": {"dynamic": {r"layer\.": {"bits": 8}}}}, "do not fit 8 bits"),
-    "gptq: dynamic of a list":   (gptq, {"said": {"dynamic": {"a": 3}}}, "dynamic: 'a': '3' is not an object"),
-    "gptq: dynamic, a field":    (gptq, {"said": {"dynamic": {"a": {"bit": 8}}}}, "dynamic: 'a': 'bit': '8'"),
-    "gptq: a bad expression":    (gptq, {"said": {"dynamic": {"(": {}}}}, "dynamic: '\\(' is not a regular"),
-    "gptq: a slow expression":   (gptq, {"said": {"dynamic": {"(a+)+$": {}}}}, "repeats too much"),
-    "gptq: a slow one, escaped": (gptq, {"said": {"dynamic": {r"(a|a|\\)*$": {}}}}, "repeats too much"),
-    "gptq: many repeats":        (gptq, {"said": {"dynamic": {".*.*.*.*.*x": {}}}}, "repeats too much"),
+    "gptq: 5 bits":              (gptq, {"settings": {"bits": 5}}, "bits: gptq of 5 bits"),
+    "gptq: 3 bits of 4":         (gptq, {"settings": {"bits": 3}}, "do not fit 3 bits"),
+    "gptq: marlin":              (gptq, {"settings": {"checkpoint_format": "marlin"}}, "the layout 'marlin'"),
+    "gptq: words of 64":         (gptq, {"settings": {"pack_dtype": "int64"}}, "'pack_dtype': 'int64'"),
+    "gptq: an adapter":          (gptq, {"settings": {"adapter": {"rank": 8}}}, "'adapter': "),
+    "gptq: sym that is not":     (gptq, {"settings": {"sym": True}}, r"symmetric by its config \(sym\)"),
+    "gptq: a module left out":   (gptq, {"settings": {"dynamic": {r"-:layer\.q": {}}}}, "dynamic leaves it out"),
+    "gptq: a module of 8 bits":  (gptq, {"settings": {"dynamic": {r"layer\.": {"bits": 8}}}}, "do not fit 8 bits"),
+    "gptq: dynamic of a list":   (gptq, {"settings": {"dynamic": {"a": 3}}}, "dynamic: 'a': '3' is not an object"),
+    "gptq: dynamic, a field":    (gptq, {"settings": {"dynamic": {"a": {"bit": 8}}}}, "dynamic: 'a': 'bit': '8'"),
+    "gptq: a bad expression":    (gptq, {"settings": {"dynamic": {"(": {}}}}, "dynamic: '\\(' is not a regular"),
+    "gptq: a slow expression":   (gptq, {"settings": {"dynamic": {"(a+)+$": {}}}}, "repeats too much"),
+    "gptq: a slow one, escaped": (gptq, {"settings": {"dynamic": {r"(a|a|\\)*$": {}}}}, "repeats too much"),
+    "gptq: many repeats":        (gptq, {"settings": {"dynamic": {".*.*.*.*.*x": {}}}}, "repeats too much"),
     "ct: no scale":              (ct, {"change": {"weight_scale": None}}, "there is no weight_scale"),
     "ct: no shape":              (ct, {"change": {"weight_shape": None}}, "there is no weight_shape"),
     "ct: another shape":         (ct, {"change": {"weight_shape": np.array([16, 65])}}, r"\[16, 65\]"),
@@ -76,21 +76,21 @@ OPENED = {
     "ct: dynamic weights":       (ct, {"weights": {"dynamic": True}}, "'dynamic': 'True'"),
     "ct: an order":              (ct, {"weights": {"actorder": "random"}}, "'actorder': 'random'"),
     "ct: a field of weights":    (ct, {"weights": {"rotate": 1}}, "'rotate': '1'"),
-    "ct: a transform":           (ct, {"said": {"transform_config": {"a": 1}}}, "'transform_config'"),
-    "ct: sparse":                (ct, {"said": {"sparsity_config": {"format": "sparse-bitmask"}}},
+    "ct: a transform":           (ct, {"settings": {"transform_config": {"a": 1}}}, "'transform_config'"),
+    "ct: sparse":                (ct, {"settings": {"sparsity_config": {"format": "sparse-bitmask"}}},
                                   "sparsity_config"),
-    "ct: a format":              (ct, {"said": {"format": "mxfp6-pack-quantized"}}, "format: "),
-    "ct: no groups":             (ct, {"said": {"config_groups": {}}}, "config_groups: names no group"),
-    "ct: ignored":               (ct, {"said": {"ignore": [MODULE]}}, "ignore or the targets"),
-    "ct: ignored by expression": (ct, {"said": {"ignore": [r"re:layer\..*"]}}, "ignore or the targets"),
-    "ct: ignore of numbers":     (ct, {"said": {"ignore": [3]}}, "ignore: .* is not a list of names"),
+    "ct: a format":              (ct, {"settings": {"format": "mxfp6-pack-quantized"}}, "format: "),
+    "ct: no groups":             (ct, {"settings": {"config_groups": {}}}, "config_groups: names no group"),
+    "ct: ignored":               (ct, {"settings": {"ignore": [MODULE]}}, "ignore or the targets"),
+    "ct: ignored by expression": (ct, {"settings": {"ignore": [r"re:layer\..*"]}}, "ignore or the targets"),
+    "ct: ignore of numbers":     (ct, {"settings": {"ignore": [3]}}, "ignore: .* is not a list of names"),
     "nvfp4: no global scale":    (nvfp4, {"change": {"weight_global_scale": None}}, "there is no weight_global"),
     "nvfp4: global scales":      (nvfp4, {"change": {"weight_global_scale": np.ones(2, F32)}}, "not one F32"),
     "nvfp4: no scales":          (nvfp4, {"change": {"weight_scale": None}}, "there is no weight_scale"),
     "nvfp4: scales of others":   (nvfp4, {"change": {"weight_scale": NAN[:, :7]}}, "are not those of"),
     "nvfp4: scales of floats":   (nvfp4, {"change": {"weight_scale": np.ones((8, 8), F16)}}, "is F16"),
-    "modelopt: a group of 32":   (nvfp4, {"modelopt": True, "said": {"group_size": 32}}, "as 'NVFP4'"),
-    "modelopt: pre_quant_scale": (nvfp4, {"modelopt": True, "said": {"pre_quant_scale": True}}, "pre_quant_scale"),
+    "modelopt: a group of 32":   (nvfp4, {"modelopt": True, "settings": {"group_size": 32}}, "as 'NVFP4'"),
+    "modelopt: pre_quant_scale": (nvfp4, {"modelopt": True, "settings": {"pre_quant_scale": True}}, "pre_quant_scale"),
     "mxfp4: scales of others":   (mxfp4, {"change": {"weight_scale": np.ones((8, 3), U8)}}, "are not those of"),
     "gpt-oss: no scales":        (gpt_oss, {"change": {"_scales": None}}, "no scales are no MXFP4"),
     "gpt-oss: blocks of 8":      (gpt_oss, {"change": {"_blocks": np.ones((3, 8, 2, 8), U8)}}, "are no MXFP4"),
@@ -106,9 +106,9 @@ OPENED = {
     "hqq: a shape of one":       (hqq, {"change": {"shape": np.array([8])}}, "shape is not that of a matrix"),
     "hqq: scales of others":     (hqq, {"change": {"scale": np.ones((15, 1), F16)}}, "scale is F16"),
     "hqq: a group_size of 48":   (hqq, {"change": {"group_size": np.int32(48)}}, "do not fit each other"),
-    "bnb: 8 bits":               (bnb, {"said": {"load_in_8bit": True}}, "load_in_8bit"),
-    "bnb: another kind":         (bnb, {"said": {"bnb_4bit_quant_type": "fp4"}}, "is nf4, though"),
-    "bnb: an unknown kind":      (bnb, {"said": {"bnb_4bit_quant_type": "af4"}}, "bnb_4bit_quant_type"),
+    "bnb: 8 bits":               (bnb, {"settings": {"load_in_8bit": True}}, "load_in_8bit"),
+    "bnb: another kind":         (bnb, {"settings": {"bnb_4bit_quant_type": "fp4"}}, "is nf4, though"),
+    "bnb: an unknown kind":      (bnb, {"settings": {"bnb_4bit_quant_type": "af4"}}, "bnb_4bit_quant_type"),
     "bnb: no absmax":            (bnb, {"change": {".absmax": None}}, "there is no absmax"),
     "bnb: no codebook":          (bnb, {"change": {".quant_map": None}}, "there is no quant_map"),
     "bnb: 15 levels":            (bnb, {"change": {".quant_map": np.ones(15, F32)}}, "quant_map is F32"),
@@ -185,11 +185,11 @@ def damaged(path: Path, how: str) -> bytes:
     elif how == "a hole":
         first["data_offsets"][0] += 1
     elif how == "beyond the end":
-        first["data_offsets"] = [each + len(data) for each in first["data_offsets"]]
+        first["data_offsets"] = [value + len(data) for value in first["data_offsets"]]
     elif how == "a dtype":
         first["dtype"] = "I4"
     elif how == "a shape":
-        first["shape"] = [each + 1 for each in first["shape"]]
+        first["shape"] = [value + 1 for value in first["shape"]]
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
@@ -209,25 +209,25 @@ def test_damaged_files(write, how, tmp_path):
 
 def test_fields_that_change_no_weight_are_read(tmp_path):
     """How weights were found and who multiplies by them; an empty or false field of any name."""
-    said = {
+    settings = {
         "damp_percent": 0.1,
         "meta": {"quantizer": ["a:1"]},
         "static_groups": True,
         "unheard_of": None,
         "new": False,
     }
-    want = gptq(tmp_path / "m", said={**said, "dynamic": {r"-:lm_head": {}, r"+:layer\.k": {"bits": 8}}})
+    want = gptq(tmp_path / "m", settings={**settings, "dynamic": {r"-:lm_head": {}, r"+:layer\.k": {"bits": 8}}})
     with qgemm.load(tmp_path / "m") as model:
         assert (model[f"{MODULE}.weight"].dequantize() == want).all()
 
 
 def test_settings_by_module(tmp_path):
     """GPTQModel's `dynamic` and the groups of compressed-tensors: a name comes before a class."""
-    want = gptq(tmp_path / "m", bits=8, said={"bits": 4, "dynamic": {r".*q_proj": {"bits": 8}}})
+    want = gptq(tmp_path / "m", bits=8, settings={"bits": 4, "dynamic": {r".*q_proj": {"bits": 8}}})
     with qgemm.load(tmp_path / "m") as model:
         assert (model[f"{MODULE}.weight"].dequantize() == want).all()
     others = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}
     own = {"targets": [r"re:layer\.[qk]_proj$"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 32}}
-    want = ct(tmp_path / "c", said={"config_groups": {"a": others, "b": own}})
+    want = ct(tmp_path / "c", settings={"config_groups": {"a": others, "b": own}})
     with qgemm.load(tmp_path / "c") as model:
         assert (model[f"{MODULE}.weight"].dequantize() == want).all()

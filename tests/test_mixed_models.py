@@ -9,14 +9,14 @@ import pytest
 from files import imatrix
 
 import qgemm
-from qgemm.converter.mixture import Model, chosen
+from qgemm.converter.mixture import Model, choose_types
 
 
 def tensors(path: Path, architecture: str, shapes: dict[str, tuple[int, ...]], **keys: object) -> Path:
     """A model of F16 tensors."""
-    made = {f"{name}.weight": qgemm.quantize(np.ones(shape, np.float32), "f16") for name, shape in shapes.items()}
-    said = {f"{architecture}.{key}": np.uint32(value) for key, value in keys.items()}
-    qgemm.write(path, made, {"general.architecture": architecture, **said})
+    weights = {f"{name}.weight": qgemm.quantize(np.ones(shape, np.float32), "f16") for name, shape in shapes.items()}
+    metadata = {f"{architecture}.{key}": np.uint32(value) for key, value in keys.items()}
+    qgemm.write(path, weights, {"general.architecture": architecture, **metadata})
     return path
 
 
@@ -82,8 +82,8 @@ def test_the_table_of_tokens_of_layers_needs_no_importance(tmp_path):
     """As a token embedding, which no importance matrix has."""
     shapes = {"token_embd": (4, 256), "output": (4, 256), "per_layer_token_embd": (4, 256), "blk.0.attn_q": (4, 256)}
     path = tensors(tmp_path / "x.gguf", "gemma3n", shapes, block_count=1)
-    known = imatrix(tmp_path / "x.dat", ["blk.0.attn_q.weight"])
-    done = qgemm.convert(path, tmp_path / "y.gguf", "q2_k_s", imatrix=known, dry_run=True)
+    importances = imatrix(tmp_path / "x.dat", ["blk.0.attn_q.weight"])
+    done = qgemm.convert(path, tmp_path / "y.gguf", "q2_k_s", imatrix=importances, dry_run=True)
     assert {line.name: line.new for line in done.lines}["per_layer_token_embd.weight"] == "Q2_K"
 
 
@@ -93,23 +93,22 @@ def test_an_output_matrix_that_is_not_there_is_left(tmp_path):
 
 
 def test_metadata_of_a_model():
-    """Counts are of the first layer; what is no count, or lies beyond the layers where they are told by name, is not
-    guessed."""
+    """Counts come from the first layer; invalid counts, and tensors beyond the last layer, are refused, not guessed."""
     keys = {"general.architecture": "llama", "llama.block_count": np.uint32(80), "llama.attention.head_count": 8}
-    assert not Model.of(keys).is_70b
+    assert not Model.from_metadata(keys).is_70b
     for of_layers in ([1, 0], np.array([1, 0], np.int32)):
-        assert Model.of({**keys, "llama.attention.head_count_kv": of_layers}).is_70b
+        assert Model.from_metadata({**keys, "llama.attention.head_count_kv": of_layers}).is_70b
     embed = {key.replace("llama", "llama-embed"): value for key, value in keys.items()}
     grouped = {"general.architecture": "llama-embed", "llama-embed.attention.head_count_kv": 1}
-    assert Model.of({**embed, **grouped}).is_70b
+    assert Model.from_metadata({**embed, **grouped}).is_70b
     loops = {"nanbeige.block_count": 20, "nanbeige.num_loops": 2}
-    assert Model.of({"general.architecture": "nanbeige", **loops}).layers == 40
+    assert Model.from_metadata({"general.architecture": "nanbeige", **loops}).layers == 40
     for bad in ("80", 8.0, np.array([], np.int32), ["8"]):
         with pytest.raises(qgemm.QgemmError, match=r"llama\.block_count: .* is no count"):
-            Model.of({**keys, "llama.block_count": bad})
+            Model.from_metadata({**keys, "llama.block_count": bad})
     shapes = {"blk.8.ffn_down_exps.weight": (2, 4, 256)}
     with pytest.raises(qgemm.QgemmError, match=r"'blk\.8\.ffn_down_exps\.weight': is in none of the model's 8 layers"):
-        chosen("q4_k_m", Model("llama", 8, 8, 8, experts=2), shapes, list(shapes), False)
+        choose_types("q4_k_m", Model("llama", 8, 8, 8, experts=2), shapes, list(shapes), False)
 
 
 def test_architectures_with_rules_of_their_own():
@@ -119,7 +118,7 @@ def test_architectures_with_rules_of_their_own():
     shapes |= {"blk.0.attn_k_b.weight": (8, 64, 256)}
 
     def types(architecture: str, name: str) -> dict[str, str]:
-        return chosen(name, Model(architecture, 1, experts=16), shapes, list(shapes), False)
+        return choose_types(name, Model(architecture, 1, experts=16), shapes, list(shapes), False)
 
     assert types("glm5-next", "q4_k_m")["blk.0.attn_q_b.weight"] == "q8_0"
     assert types("deepseek2", "q4_k_m")["blk.0.attn_q_b.weight"] == "q4_k"

@@ -14,28 +14,32 @@ from files import imatrix
 from gguf import GGUFReader
 
 import qgemm
-from qgemm.converter.mixture import FILE_TYPES, Model, chosen
-from qgemm.converter.rules import keeps
+from qgemm.converter.mixture import FILE_TYPES, Model, choose_types
+from qgemm.converter.rules import keep_rule
 from qgemm.files.gguf.writer import drafting
 from qgemm.formats import GGML_TYPES
 
 # For each model its architecture, metadata, shapes, and the type of each tensor in 37 file types, "+imatrix" where that
 # differs; written by llama-quantize of llama.cpp 0c1e57098.
 GOLDEN = json.loads(lzma.decompress((Path(__file__).parent / "data" / "llama_quantize_types.json.xz").read_bytes()))
-CASES = [(model, kind) for model, found in GOLDEN.items() for kind in found["types"] if kind not in ("F16", "BF16")]
+CASES = [(model, kind) for model, golden in GOLDEN.items() for kind in golden["types"] if kind not in ("F16", "BF16")]
 
 
 @pytest.mark.parametrize(("model", "kind"), CASES, ids=lambda case: case)
 def test_types_of_llama_quantize(model, kind):
-    found = GOLDEN[model]
-    shapes = {name: tuple(shape) for name, shape in found["tensors"].items()}
+    golden = GOLDEN[model]
+    shapes = {name: tuple(shape) for name, shape in golden["tensors"].items()}
     name, _, imatrix = kind.lower().partition("+")
-    metadata = {"general.architecture": found["architecture"], **found["metadata"]}
-    quantized = [tensor for tensor, shape in shapes.items() if not keeps(tensor, len(shape), found["architecture"])]
-    types = chosen(name, Model.of(metadata), shapes, quantized, bool(imatrix))
-    want = found["types"][kind]
-    kept = {tensor: "f32" if len(shape) < 2 else "f16" for tensor, shape in shapes.items()}  # as the source has them
-    assert {**kept, **types} == want
+    metadata = {"general.architecture": golden["architecture"], **golden["metadata"]}
+    quantized = [
+        tensor for tensor, shape in shapes.items() if not keep_rule(tensor, len(shape), golden["architecture"])
+    ]
+    types = choose_types(name, Model.from_metadata(metadata), shapes, quantized, bool(imatrix))
+    want = golden["types"][kind]
+    stored_types = {
+        tensor: "f32" if len(shape) < 2 else "f16" for tensor, shape in shapes.items()
+    }  # as the source has them
+    assert {**stored_types, **types} == want
 
 
 def test_every_file_type_is_held_against_llama_quantize():
@@ -81,21 +85,21 @@ def model(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("asked", "number"), [("q4_k_m", 15), ("Q4_K", 15), ("q4_k_s", 14), ("q5_k_m", 17)])
-def test_a_mixture_is_written(model, tmp_path, asked, number):
-    """Types by the rule, bytes by each type's encoder, the fallback for what does not fit, the file type's number."""
-    done = qgemm.convert(model, tmp_path / "y.gguf", asked)
-    kind = next(name for name, found in FILE_TYPES.items() if found.number == number)
+@pytest.mark.parametrize(("file_type", "number"), [("q4_k_m", 15), ("Q4_K", 15), ("q4_k_s", 14), ("q5_k_m", 17)])
+def test_a_mixture_is_written(model, tmp_path, file_type, number):
+    """Types by the rule, bytes by each type's encoder, the fallback for other row lengths, the file type's number."""
+    done = qgemm.convert(model, tmp_path / "y.gguf", file_type)
+    kind = next(name for name, entry in FILE_TYPES.items() if entry.number == number)
     with qgemm.open(model) as source, qgemm.open(tmp_path / "y.gguf") as file:
         shapes = {name: tensor.shape for name, tensor in source.items()}
-        quantized = [name for name, shape in shapes.items() if not keeps(name, len(shape), "llama")]
-        want = chosen(kind, Model.of(source.metadata), shapes, quantized, False)
+        quantized = [name for name, shape in shapes.items() if not keep_rule(name, len(shape), "llama")]
+        want = choose_types(kind, Model.from_metadata(source.metadata), shapes, quantized, False)
         assert {name: tensor.format.name for name, tensor in file.items() if name in want} == want
         assert len(set(want.values())) > 2
         for name, tensor in file.items():
             x = source[name]
-            again = qgemm.quantize(x.dequantize(), want[name]) if name in want else x
-            assert tensor.blocks.tobytes() == again.blocks.tobytes()
+            stored = qgemm.quantize(x.dequantize(), want[name]) if name in want else x
+            assert tensor.blocks.tobytes() == stored.blocks.tobytes()
         assert file.metadata["general.file_type"] == number
         assert file.metadata["general.quantization_version"] == 2
     rules = {line.name: line.rule for line in done.lines}
@@ -125,8 +129,8 @@ def test_keys_of_the_importance_matrix(model, tmp_path):
     def keys(path):
         qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", imatrix=path, force=True)
         with qgemm.open(tmp_path / "y.gguf") as file:
-            found = {key.removeprefix("quantize.imatrix."): value for key, value in file.metadata.items()}
-        return {key: found[key] for key in found if key in ("file", "dataset", "entries_count", "chunks_count")}
+            stored = {key.removeprefix("quantize.imatrix."): value for key, value in file.metadata.items()}
+        return {key: stored[key] for key in stored if key in ("file", "dataset", "entries_count", "chunks_count")}
 
     path = imatrix(tmp_path / "x.dat", names)
     assert keys(path) == {"file": str(path), "entries_count": 3}
@@ -135,9 +139,9 @@ def test_keys_of_the_importance_matrix(model, tmp_path):
     assert isinstance(keys(path)["chunks_count"], np.uint32)
     sums = {f"{name}.in_sum2": np.ones((1, 256), np.float32) for name in names}
     counts = {f"{name}.counts": np.ones((1, 1), np.float32) for name in names}
-    said = {"imatrix.datasets": ["a.txt", "b.txt"], "imatrix.chunk_count": np.uint32(5)}
+    origin = {"imatrix.datasets": ["a.txt", "b.txt"], "imatrix.chunk_count": np.uint32(5)}
     long = tmp_path / ("x" * 150 + ".gguf")
-    qgemm.write(long, {**sums, **counts}, {"general.type": "imatrix", **said})
+    qgemm.write(long, {**sums, **counts}, {"general.type": "imatrix", **origin})
     want = {"file": str(long)[:127], "dataset": "a.txt", "entries_count": 3, "chunks_count": 5}
     assert keys(long) == want
 
@@ -148,13 +152,13 @@ def test_keys_are_in_the_order_of_llama_quantize(model, tmp_path):
     qgemm.convert(model, tmp_path / "q8_0.gguf", "q8_0")
     qgemm.convert(tmp_path / "q8_0.gguf", tmp_path / "y.gguf", "q4_0", imatrix=path, allow_requantize=True)
     with qgemm.open(model) as source, qgemm.open(tmp_path / "y.gguf") as file:
-        imatrix_keys = [f"quantize.imatrix.{key}" for key in ("file", "dataset", "entries_count", "chunks_count")]
-        last = ["general.quantization_version", "general.file_type", *imatrix_keys]
+        stored = [f"quantize.imatrix.{key}" for key in ("file", "dataset", "entries_count", "chunks_count")]
+        last = ["general.quantization_version", "general.file_type", *stored]
         assert list(file.metadata) == [*(key for key in source.metadata if key not in last), *last]
 
 
 def test_a_copy_is_called_after_the_file_type_that_was_asked_for(model, tmp_path):
-    """Of a model without experts MXFP4_MOE is Q8_0 throughout."""
+    """MXFP4_MOE of a model without experts is Q8_0 throughout."""
     for kind, source, number in (("mxfp4_moe", model, 38), ("q8_0", tmp_path / "mxfp4_moe.gguf", 7)):
         done = qgemm.convert(source, tmp_path / f"{kind}.gguf", kind)
         with qgemm.open(tmp_path / f"{kind}.gguf") as file:
@@ -163,13 +167,13 @@ def test_a_copy_is_called_after_the_file_type_that_was_asked_for(model, tmp_path
 
 
 def test_importances_of_another_size(model, tmp_path):
-    """Of a token embedding they are passed over, of any other tensor refused, whatever its type makes of them."""
+    """They are ignored for a token embedding, and refused for any other tensor, whatever its type."""
     path = imatrix(tmp_path / "x.dat", ["token_embd.weight"], k=64)
     qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", imatrix=path)
     qgemm.convert(model, tmp_path / "z.gguf", "q4_k_m")
-    with qgemm.open(tmp_path / "y.gguf") as one, qgemm.open(tmp_path / "z.gguf") as other:
+    with qgemm.open(tmp_path / "y.gguf") as file, qgemm.open(tmp_path / "z.gguf") as other:
         name = "token_embd.weight"
-        assert one[name].blocks.tobytes() == other[name].blocks.tobytes()
+        assert file[name].blocks.tobytes() == other[name].blocks.tobytes()
     path = imatrix(tmp_path / "x.dat", ["blk.0.attn_q.weight"], k=64)
     with pytest.raises(qgemm.QgemmError, match=r"attn_q\.weight': its importance has 64 values, not those of 1 x 256"):
         qgemm.convert(model, tmp_path / "y.gguf", "q8_0", imatrix=path, dry_run=True)
@@ -194,7 +198,7 @@ def split(path: Path, tmp_path: Path) -> Path:
     """The model in three shards, whose names are those of no layer."""
     with qgemm.open(path) as source:
         names = sorted(source, reverse=True)
-        each = -(-len(names) // 3)
+        size = -(-len(names) // 3)
         for number in range(3):
             keys = dict(source.metadata) if number == 0 else {}
             keys |= {
@@ -202,7 +206,7 @@ def split(path: Path, tmp_path: Path) -> Path:
                 "split.count": np.uint16(3),
                 "split.tensors.count": np.int32(len(names)),
             }
-            tensors = {name: source[name] for name in names[number * each : (number + 1) * each]}
+            tensors = {name: source[name] for name in names[number * size : (number + 1) * size]}
             with drafting(tmp_path / f"m-0000{number + 1}-of-00003.gguf", tensors, keys, part=True) as draft:
                 for name, tensor in tensors.items():
                     draft.append(name, tensor.blocks)
@@ -231,10 +235,10 @@ def test_shards_are_kept(model, tmp_path, run):
         ]
     with qgemm.open(tmp_path / "y-00001-of-00003.gguf") as file, qgemm.open(first) as source:
         shapes = {name: tensor.shape for name, tensor in source.items()}
-        quantized = [name for name, shape in shapes.items() if not keeps(name, len(shape), "llama")]
-        want = chosen("q4_k_m", Model.of(source.metadata), shapes, quantized, False, as_stored=True)
+        quantized = [name for name, shape in shapes.items() if not keep_rule(name, len(shape), "llama")]
+        want = choose_types("q4_k_m", Model.from_metadata(source.metadata), shapes, quantized, False, as_stored=True)
         assert {name: file[name].format.name for name in want} == want
-        assert want != chosen("q4_k_m", Model.of(source.metadata), shapes, quantized, False)
+        assert want != choose_types("q4_k_m", Model.from_metadata(source.metadata), shapes, quantized, False)
         x, y = source["blk.0.attn_q.weight"], file["blk.0.attn_q.weight"]
         assert y.blocks.tobytes() == qgemm.quantize(x.dequantize(), y.format).blocks.tobytes()
     status, _, err = run("convert", first, tmp_path / "y.gguf", "q4_k_m", "--keep-split")
@@ -257,7 +261,7 @@ def test_shards_that_are_not_there_are_not_kept(model, tmp_path):
 
 
 def test_overrides_and_pure(model, tmp_path):
-    """What is overridden is not counted; pure is one type."""
+    """Overridden tensors are not counted; pure is one type."""
     done = qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", tensor_types={"blk.0.attn_v": "q8_0"}, dry_run=True)
     types = {line.name: line.new for line in done.lines}
     assert types["blk.0.attn_v.weight"] == "Q8_0"
@@ -268,8 +272,8 @@ def test_overrides_and_pure(model, tmp_path):
 
 def test_types_of_the_ends(model, tmp_path, run):
     """As llama-quantize's options of these names say it, before --tensor-type; from the shell alike."""
-    given = {"tensor_types": {"output|embd": "q4_0"}, "token_embedding_type": "q5_0", "output_tensor_type": "q5_1"}
-    done = qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", dry_run=True, **given)
+    options = {"tensor_types": {"output|embd": "q4_0"}, "token_embedding_type": "q5_0", "output_tensor_type": "q5_1"}
+    done = qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", dry_run=True, **options)
     types = {line.name: line.new for line in done.lines}
     assert (types["token_embd.weight"], types["output.weight"]) == ("Q5_0", "Q5_1")
     left = qgemm.convert(model, tmp_path / "y.gguf", "q4_k_m", dry_run=True, leave_output_tensor=True)
@@ -299,6 +303,6 @@ def test_a_plan_shows_types_and_sizes(model, tmp_path, run):
     assert (status, err) == (0, "")
     head, *rows = [re.split(r" {2,}", row) for row in out.splitlines() if len(re.split(r" {2,}", row)) == 8]
     assert head == ["tensor", "shape", "from", "to", "bpw", "size", "how", "relative RMS"]
-    found = {name: (to, bpw, size) for name, _, _, to, bpw, size, _, _ in rows}
-    assert found["blk.3.attn_q.weight"] == ("Q4_K", "4.5", "36 KiB")
-    assert found["output.weight"] == ("Q6_K", "6.5625", "13.1 KiB")
+    planned = {name: (to, bpw, size) for name, _, _, to, bpw, size, _, _ in rows}
+    assert planned["blk.3.attn_q.weight"] == ("Q4_K", "4.5", "36 KiB")
+    assert planned["output.weight"] == ("Q6_K", "6.5625", "13.1 KiB")

@@ -1,4 +1,4 @@
-"""The table of planted bugs (tools/mutants.py) fits the sources: each bug has one place, and tests that exist."""
+"""The table of planted bugs (tools/mutants.py) fits the sources: each bug has one place, and existing tests."""
 
 from __future__ import annotations
 

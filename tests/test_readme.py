@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+import subprocess
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,13 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import readme
-import tables
 
 import qgemm
+from benchmarks.report import tables
 
 ROOT = tables.ROOT
-DOCUMENTS = [Path("README.md"), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))]
-README_LINES = 220
+API = ROOT / "docs" / "api"
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+DOCUMENTS = [*map(Path, PAGES), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))]
+README_LINES, README_COLUMNS = 130, 120
+README_PROGRAM = 8  # lines of the first example
 FOLDERS = ("qgemm", "kernels", "tools", "tests", "docs", ".ci")  # what a path begins with
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")  # a file of an earlier commit is written as git does, `COMMIT:PATH`: no path
@@ -39,9 +44,10 @@ def paths(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives to headings."""
+    """The anchors of headings on the repository's host, and of names on a reference page of the site."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    names = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | {*names}
 
 
 def broken_links(document: Path, text: str) -> list[str]:
@@ -96,6 +102,29 @@ def test_generated_sections_are_current(document):
 def test_a_document_without_its_markers_is_refused():
     with pytest.raises(ValueError, match=r"README.md needs one pair of markers <!-- headline -->"):
         readme.generated("README.md", text_of("README.md").replace("<!-- headline -->", ""))
+
+
+def test_every_public_name_has_an_api_page():
+    """On exactly one page of docs/api/, and in its index."""
+    directives = re.findall(
+        r"^::: (\S+)$", "\n".join(path.read_text() for path in sorted(API.glob("*.md"))), re.MULTILINE
+    )
+    torch_names = ast.literal_eval(re.search(r"__all__ = (\[.*?\])", text_of("qgemm/torch/__init__.py"), re.DOTALL)[1])
+    public = [f"qgemm.{name}" for name in qgemm.__all__] + [f"qgemm.torch.{name}" for name in torch_names]
+    assert sorted(directives) == sorted(public)
+    assert not [name for name in public if f"[`{name}`]" not in text_of("docs/api/index.md")]
+
+
+def test_the_workflow_has_a_job_for_each_step():
+    """Those of .ci/run, in its order; the script has the commands."""
+    steps = subprocess.run([ROOT / ".ci" / "run", "--list"], capture_output=True, text=True, check=True).stdout.split()
+    matrix = re.search(r"step: \[(.*)\]", text_of(".github/workflows/ci.yml"))[1].split(", ")
+    assert matrix == steps == re.findall(r"^step ([\w-]+) ", text_of(".ci/run"), re.MULTILINE)
+
+
+def test_an_unknown_step_is_refused():
+    run = subprocess.run([ROOT / ".ci" / "run", "lint", "tets"], capture_output=True, text=True)
+    assert (run.returncode, run.stderr.split(":")[0]) == (2, "tets is not a step")
 
 
 def test_every_marker_is_generated():
@@ -153,20 +182,29 @@ def test_constants_exist(document):
 
 
 def test_readme_is_short():
-    assert len(text_of("README.md").splitlines()) <= README_LINES
+    lines = text_of("README.md").splitlines()
+    assert len(lines) <= README_LINES
+    assert not [line for line in lines if len(line) > README_COLUMNS and not line.startswith("|")]
+
+
+def test_numbers_and_a_plot_come_before_the_first_section():
+    opening = text_of("README.md").partition("\n## ")[0]
+    assert len(re.findall(r"^- \*\*.*\d\.\dx", opening, re.MULTILINE)) == 3
+    assert "](tools/results/h200_speedup.svg)" in opening
 
 
 def test_the_example_runs(tmp_path, monkeypatch):
     """The first Python block, letter by letter, on a model that has its tensor."""
     example = FENCE.search(text_of("README.md")).group(2)
-    assert len(example.strip().splitlines()) <= 10
+    assert len(example.strip().splitlines()) <= README_PROGRAM
     monkeypatch.chdir(tmp_path)
     w = np.random.default_rng(1).standard_normal((64, 96)).astype(np.float32)
     metadata = {"general.architecture": "llama"}
     qgemm.write("model.gguf", {"blk.0.ffn_down.weight": qgemm.quantize(w, "q4_0")}, metadata)
     scope = {}
     exec(example, scope)
-    assert scope["y"].shape == scope["y8"].shape == (8, 64)
+    assert scope["y"].shape == (8, 64)
+    scope["model"].close()
     with qgemm.open("copy.gguf") as copy:
         assert str(copy["w"].format) == "Q8_0"
         assert copy.metadata["general.architecture"] == "llama"

@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-import plots
 import pytest
-import report
-import svg
-import tables
-from measured import made_up, row
+from measured import made_up, plane_row, row
 
-from qgemm.bench import results
+from benchmarks import results
+from benchmarks.report import plots, svg, tables
+from benchmarks.report import targets as report
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
-
-
-def plane_row(fmt, kernel="quantize_codebook", share=0.65):
-    return {"format": fmt, "kernel": kernel, "dtype": "float16", "us": 50.0, "gbs": 2800.0, "share": share}
 
 
 # ---------------------------------------------------------------- report
@@ -27,8 +21,8 @@ def plane_row(fmt, kernel="quantize_codebook", share=0.65):
 def test_verdicts():
     target = report.Target("", 2.0, 3.0, ())
     assert [target.verdict(value) for value in (None, 1.9, 2.0, 3.0)] == ["-", "MISS", "must", "aim"]
-    most = report.Target("", 8.0, None, (), at_most=True)
-    assert [most.verdict(value) for value in (8.1, 8.0)] == ["MISS", "must"]
+    upper = report.Target("", 8.0, None, (), at_most=True)
+    assert [upper.verdict(value) for value in (8.1, 8.0)] == ["MISS", "must"]
 
 
 def test_targets_show_misses():
@@ -56,11 +50,11 @@ def test_targets_of_many_rows():
         for m in (64, 256)
         for fmt, activation, us in (("q4_0", "a16", 8), ("q4_0", "a8", 40), ("q4_k", "a16", 9))
     ]
-    found = made_up(rows=rows, sweep={"q4_0 a16 8192x8192": {"16": 8.0, "24": 8.0, "32": 12.0}})
-    lines = [re.split(r" {2,}", line.strip()) for line in report.targets_table(found).splitlines()]
-    what = "q4_0 8192x8192 M=256: speed-up over cuBLAS"
-    assert [what, "1.05", "1.12", "3.00", "aim"] in lines
-    assert [what, "0.90", "0.60", "MISS"] in lines
+    measured = made_up(rows=rows, sweep={"q4_0 a16 8192x8192": {"16": 8.0, "24": 8.0, "32": 12.0}})
+    lines = [re.split(r" {2,}", line.strip()) for line in report.targets_table(measured).splitlines()]
+    name = "q4_0 8192x8192 M=256: speed-up over cuBLAS"
+    assert [name, "1.05", "1.12", "3.00", "aim"] in lines
+    assert [name, "0.90", "0.60", "MISS"] in lines
     assert ["q4_k 8192x8192 M=256: time over that of q4_0", "1.10", "1.12", "MISS"] in lines
     assert ["q4_k 8192x8192 M=64: share of memory speed over that of q4_0", "0.90", "0.89", "MISS"] in lines
     assert ["q4_0 a16 8192x8192 M<=32: time over that of the M before", "1.25", "1.50", "MISS"] in lines
@@ -72,7 +66,7 @@ def test_targets_of_kbit():
     """At most a time over reading, at least a speed-up and a share of reading."""
     rows = [row("kbit4", m=m, shape=(8192, 8192), us=us) for m, us in ((1, 7.5), (8, 8.0), (64, 12.0), (1024, 30.0))]
     planes = [plane_row("kbit4"), plane_row("kbit4", "dequantize_codebook")]
-    found = {target.what: target for target in report.targets(made_up(rows=rows, planes=planes))}
+    by_name = {target.name: target for target in report.targets(made_up(rows=rows, planes=planes))}
     verdicts = {
         "kbit4 8192x8192 M=1: time over reading": "must",
         "kbit4 8192x8192 M=8: time over reading": "MISS",
@@ -81,7 +75,7 @@ def test_targets_of_kbit():
         "kbit4 quantize_codebook of float16: share of reading as many bytes": "must",
         "kbit4 dequantize_codebook of float16: share of reading as many bytes": "MISS",
     }
-    assert {what: found[what].verdict(found[what].measured[0]) for what in verdicts} == verdicts
+    assert {name: by_name[name].verdict(by_name[name].measured[0]) for name in verdicts} == verdicts
 
 
 def test_kbit_tables(tmp_path):
@@ -95,7 +89,7 @@ def test_kbit_tables(tmp_path):
     assert "| 4096x4096 | – | 8.0 (1.33) |" in text
     assert "| 8192x8192 | 3.00 / – / 3.00 / – | 3.00 / – / 3.00 / – |" in text
     assert "64x64" not in text
-    assert "reaches 65% to 70% of the speed of reading as many bytes, decoding 65% to 65%" in text
+    assert "reaches 65% to 70% of the speed of reading the same bytes, decoding 65% to 65%" in text
 
 
 def test_speed_table(tmp_path):
@@ -112,7 +106,7 @@ def test_speed_table(tmp_path):
         row(us=8.4, cublas_fp16_us=25.2),
         row(m=16, us=9.2),
         row(m=32),
-    ]  # of one there is no row of a GPU that rests
+    ]  # the last one has no row of a GPU with pauses
     results.write(path, made_up(sustained=busy))
     assert "at M = 1 to 16 products then take up to 15% longer, those of cuBLAS up to 5%." in tables.speed_table(path)
 
@@ -142,7 +136,7 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     mma = [row(activation=activation, m=64, us=us) for activation, us in (("a16", 12.0), ("a8", 20.0))]
     results.write(path, made_up(rows=rows, mma=mma, host_slowest_us={"a16": 9.5, "a8": 11.0}))
     text = tables.speed_table(path)
-    assert "then cuBLAS, takes 10 to 11 times as long, at M = 1, 16." in text
+    assert "then multiplying by cuBLAS, costs 10 to 11 times as much time, at M = 1, 16." in text
     assert "| M | 4096x4096 |\n| --- | --: |\n| 64 | 2.00 / 1.20 |" in text
     assert "7.0 us for `a16`, 9.0 us for `a8` on its fastest CPU, 9.5 us for `a16`, 11.0 us for `a8` on its" in text
     results.write(path, made_up())
@@ -153,19 +147,19 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
 
 
 def test_decode_steps(tmp_path):
-    """A row a mixture, a column a number of tokens; each has a target."""
-    of = {"model": "llama-3-8b", "bytes": 4, "read_us": 1000.0}
-    steps = [{**of, "types": types, "M": m, "us": us} for types, m, us in (("q4_0", 1, 1200.0), ("q4_0", 8, 1500.0))]
+    """A row for each mixture, a column for each number of tokens; each cell has a target."""
+    base = {"model": "llama-3-8b", "bytes": 4, "read_us": 1000.0}
+    steps = [{**base, "types": types, "M": m, "us": us} for types, m, us in (("q4_0", 1, 1200.0), ("q4_0", 8, 1500.0))]
     path = tmp_path / "h200.json"
     results.write(path, made_up(steps=[*steps, {**steps[1], "types": "q8_0"}]))
     assert "| Q4_0 | 1200 (1.20) | 1500 (1.50) |\n| Q8_0 | – | 1500 (1.50) |" in tables.speed_table(path)
-    found = {target.what: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
-    verdicts = [found[f"llama-3-8b q4_0 M={m}: a step over reading its bytes"] for m in (1, 8)]
+    verdict_of = {target.name: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
+    verdicts = [verdict_of[f"llama-3-8b q4_0 M={m}: a step over reading its bytes"] for m in (1, 8)]
     assert verdicts == ["must", "MISS"]
 
 
-def test_what_calls_cost_the_host(tmp_path):
-    """A row a call, a column a library; those with a target are compared with what they are beside."""
+def test_host_times_of_calls(tmp_path):
+    """A row for each call, a column for each library; calls with a target are compared with their baseline."""
     measured = (("cupy", 6.0), ("torch", 5.0))
     calls = [
         {"library": library, "call": "M = 1, out", "us": us, "beside": "torch.mm(out=)", "beside_us": 10.0}
@@ -177,11 +171,11 @@ def test_what_calls_cost_the_host(tmp_path):
     text = tables.speed_table(path)
     assert "| call | cupy | torch | beside |" in text
     assert "| M = 1, out | 6.0 (0.60) | 5.0 (0.50) | torch.mm(out=) |\n| M = 16, out | – | 7.0 (0.70) |" in text
-    found = {target.what: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
+    verdict_of = {target.name: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
     verdicts = {"cupy M = 1": "MISS", "torch M = 1": "must"}
-    for what, verdict in verdicts.items():
-        assert found[f"{what}, out: time of the host over that of torch.mm(out=)"] == verdict
-    assert not any("M = 16, out" in what for what in found)
+    for name, verdict in verdicts.items():
+        assert verdict_of[f"{name}, out: time of the host over that of torch.mm(out=)"] == verdict
+    assert not any("M = 16, out" in name for name in verdict_of)
 
 
 def test_report_draws_beside_the_file(tmp_path, capsys):
@@ -213,8 +207,8 @@ def test_svg_is_well_formed_and_in_its_frame(drawing):
     root = ElementTree.fromstring(drawing)
     width, height = float(root.get("width")), float(root.get("height"))
     for element in root.iter():
-        for name, most in (("x", width), ("cx", width), ("y", height), ("cy", height)):
-            assert 0 <= float(element.get(name, 0)) <= most
+        for name, limit in (("x", width), ("cx", width), ("y", height), ("cy", height)):
+            assert 0 <= float(element.get(name, 0)) <= limit
     style = root.find("{http://www.w3.org/2000/svg}style").text
     for colour in re.findall(r'class="(\w+)"', drawing):
         assert style.count(f".{colour}{{") == 2, "a colour for light, one for dark"

@@ -1,4 +1,4 @@
-"""tools/sanitize.py without a GPU: the split-K that it asks the prefill kernel for."""
+"""tools/sanitize.py without a GPU: the split-K that it forces on the prefill kernel."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def grid(config, m, n, sms, fmt):
 @pytest.mark.parametrize("sms", [78, 114, 132])
 @pytest.mark.parametrize("n", sanitize.M)
 def test_split_k_is_what_was_asked_for(fmt, sms, n, monkeypatch):
-    """Or stay whole where their number leaves no SMs: kbit3 has 99 of them at N = 6336."""
+    """Tiles stay whole if their number leaves no SMs: kbit3 has 99 of them at N = 6336."""
     monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[n]))
     for m in (m for m in sanitize.M[n] if m > 8):
         config = prefill_sm90.PREFILL_SM90.choose(Problem(fmt, "a16", m, n, K, 90, sms=sms))
-        count, asked = config.tiles(m, -(-n // tiles.ROWS)), sanitize.SPLIT_K[n]
-        found = grid(config, m, n, sms, fmt)
-        if count * asked > sms:
-            assert found.cluster_split_k == 0
+        count, split_k = config.tiles(m, -(-n // tiles.ROWS)), sanitize.SPLIT_K[n]
+        tile_grid = grid(config, m, n, sms, fmt)
+        if count * split_k > sms:
+            assert tile_grid.cluster_split_k == 0
         elif n < sanitize.WIDE:
-            assert found == (count * asked, 0, asked)
+            assert tile_grid == (count * split_k, 0, split_k)
 
 
 @each(TILED)
 @pytest.mark.parametrize("sms", [114, 132])
 def test_a_pair_of_ctas_shares_tiles_of_several_row_blocks(fmt, sms, monkeypatch):
-    """Whatever the format's own choice: the last tile lacks its second row_block."""
+    """Independent of the format's own choice; the last tile lacks its second row_block."""
     monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", sanitize.costs(sanitize.SPLIT_K[sanitize.WIDE]))
     config = sanitize.wide_config(fmt)
     assert sanitize.WIDE // tiles.ROWS % config.row_blocks > 0
@@ -49,7 +49,7 @@ def test_a_pair_of_ctas_shares_tiles_of_several_row_blocks(fmt, sms, monkeypatch
 
 
 def test_words_are_tools_formats_and_families(monkeypatch, capsys):
-    """Each has a process of its own, by all formats and families where none is named."""
+    """Each tool runs in its own process, with all formats and families by default."""
     commands = []
     monkeypatch.setattr(
         sanitize.subprocess, "run", lambda command: commands.append(command) or SimpleNamespace(returncode=0)

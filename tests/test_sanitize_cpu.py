@@ -1,4 +1,4 @@
-"""tools/sanitize_cpu.py: when a run that passed is made again."""
+"""tools/sanitize_cpu.py: conditions under which a passing run is repeated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sanitize_cpu
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A checkout of few files, and runs of pytest that are counted: `status` is what they end with."""
+    """A checkout of few files, and counted runs of pytest that end with `status`."""
     for name in ("kernels/cpu/a.c", "qgemm/a.py", "tests/test_a.py", "tools/a.py", "pyproject.toml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("before")

@@ -1,4 +1,4 @@
-"""The first half second: `import qgemm` imports nothing, and Ctrl-C while the command starts is no traceback."""
+"""The first half second: `import qgemm` imports nothing, and Ctrl-C while the command starts prints no traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path
 
 
 def entry() -> str:
-    """The program that pip makes of the entry point in pyproject.toml."""
+    """The script that pip generates for the entry point in pyproject.toml."""
     text = (ROOT / "pyproject.toml").read_text()
     module, function = re.search(r'^qgemm = "([\w.]+):(\w+)"$', text, re.MULTILINE).groups()
     return f"import sys\nfrom {module} import {function}\nsys.exit({function}())"
@@ -26,8 +26,8 @@ def entry() -> str:
 
 DOORS = {"script": ["-c", entry()], "module": ["-m", "qgemm"]}
 
-# Python runs a module of this name when it starts. It sends the signal when the module whose name it is told is about
-# to be imported, inside of what takes every exception for a failed import, as modules in C do.
+# Python runs the module `sitecustomize` at start. It sends the signal just before the module $SENT_BEFORE is imported,
+# within code that treats every exception as a failed import, as C extension modules do.
 SITE = """
 import os, signal, sys
 
@@ -49,7 +49,7 @@ sys.meta_path.insert(0, Sender())
 
 @pytest.fixture
 def interrupted(tmp_path):
-    """Runs the command by one of its doors, interrupted before a module is imported -> what became of it."""
+    """Runs the command by one of its entry points, interrupted before a module is imported -> the process."""
     (tmp_path / "sitecustomize.py").write_text(SITE)
 
     def interrupted(door: str, module: str, *before: str) -> subprocess.CompletedProcess[str]:
@@ -64,14 +64,14 @@ def interrupted(tmp_path):
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("module", ["qgemm.cli.main", "argparse", "numpy", "numpy.linalg", "gguf", "qgemm.cli.verify"])
 def test_interrupted_while_it_is_imported(door, module, interrupted):
-    """By the signal's handler: an exception could be taken for a failed import."""
+    """The signal handler ends the process, because an exception could be taken for a failed import."""
     done = interrupted(door, module)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "qgemm: interrupted\n")
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_started_in_the_background(door, interrupted):
-    """A shell that starts a job with & makes it ignore Ctrl-C, which stays so."""
+    """A job that a shell starts with & ignores Ctrl-C, and still does."""
     done = interrupted(door, "numpy", "sh", "-c", 'trap "" INT; exec "$0" "$@"')
     assert (done.returncode, done.stderr) == (0, "")
 

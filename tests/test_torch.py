@@ -64,7 +64,7 @@ def test_dtype_of_y(torch, ml_dtypes, name, named):
 
 @each_type
 def test_out_of_every_type(torch, ml_dtypes, name):
-    """Strided too; what it shares memory with is written."""
+    """Strided too; tensors that share its memory are written."""
     x, want = tensor(torch, X), tensor(torch, qgemm.matmul(X, W), name)
     whole = tensor(torch, np.full((3, 10), 7), name)
     out = whole[:, ::2]

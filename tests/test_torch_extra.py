@@ -1,4 +1,4 @@
-"""qgemm.torch without PyTorch, or with an old one: an error that says what is missing; qgemm without it."""
+"""qgemm.torch without PyTorch, or with an old one: an error that names the missing package; qgemm without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def run(program: str) -> str:
-    """What a Python program prints."""
+    """The output of a Python program."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""The writer: what it writes reads back exactly, and nothing that happens to it damages an existing file."""
+"""The writer: its files read back exactly, and no failure damages an existing file."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def numbers(draw: st.DrawFn) -> np.generic | np.ndarray:
     return array[0] if count is None else array[:count]
 
 
-def texts(most: int = 20) -> st.SearchStrategy[str]:
+def texts(limit: int = 20) -> st.SearchStrategy[str]:
     """Text, or any bytes as a reader gives them."""
-    raw = st.binary(max_size=most).map(lambda b: b.decode("utf-8", "surrogateescape"))
-    return st.one_of(st.text(max_size=most // 4), raw)
+    raw = st.binary(max_size=limit).map(lambda b: b.decode("utf-8", "surrogateescape"))
+    return st.one_of(st.text(max_size=limit // 4), raw)
 
 
 VALUES = st.one_of(
@@ -103,9 +103,9 @@ def test_round_trip(tensors, metadata, tmp_path_factory):
             assert file[name].blocks.tobytes() == tensor.blocks.tobytes()
         assert_same(file.metadata, metadata)
         assert file.alignment == metadata.get(ALIGNMENT, 32)
-        again = path.with_suffix(".again")
-        write(again, file, file.metadata)
-        assert again.read_bytes() == path.read_bytes()
+        copy_path = path.with_suffix(".again")
+        write(copy_path, file, file.metadata)
+        assert copy_path.read_bytes() == path.read_bytes()
 
 
 def test_excerpt_is_rewritten_byte_for_byte(tmp_path):
@@ -198,14 +198,14 @@ def test_tensors_made_on_demand(tmp_path):
 
         def __getitem__(self, name):
             def blocks() -> np.ndarray:
-                made.append(name)
+                looked_up.append(name)
                 return np.full((2, 4), ord(name), "<f4")
 
             return Tensor(GGML_TYPES[0], (2, 4), blocks)
 
-    made: list[str] = []
+    looked_up: list[str] = []
     with open_gguf(written(tmp_path / "x.gguf", Made())) as file:
-        assert made == ["a", "b", "c"]
+        assert looked_up == ["a", "b", "c"]
         assert [t.blocks[0, 0] for t in file.values()] == [97, 98, 99]
 
 
@@ -230,7 +230,7 @@ def test_memory_is_bounded(layout, tmp_path):
 # ---------------------------------------------------------------- refusals, by the reader's rules
 
 REFUSED = {
-    # tensors, metadata, and what is said
+    # tensors, metadata, message
     "empty key": ({}, {"": 1}, "key '': a key must not be empty"),
     "NUL in a key": ({}, {"a\0b": 1}, "key 'a\\x00b': a key must be ASCII without NUL"),
     "key of another language": ({}, {"größe": 1}, "key 'gr\\xf6\\xdfe': a key must be ASCII without NUL"),

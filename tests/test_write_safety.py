@@ -70,7 +70,7 @@ def test_onto_its_own_input(how, old, tmp_path):
 
 
 def test_modes(old, tmp_path):
-    """Permissions are those of the file that is replaced, else what the umask leaves."""
+    """Permissions are those of the replaced file, else the default by the umask."""
     old.chmod(0o640)
     umask = os.umask(0o027)
     try:

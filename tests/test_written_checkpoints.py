@@ -1,4 +1,4 @@
-"""Checkpoints that are written for other libraries: what is read back is what the format holds."""
+"""Checkpoints that are written for other libraries: they read back as the values of the format."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_quantized_into_a_checkpoint(layout, fmt, tmp_path, monkeypatch):
         assert set(written) == set(tensors)
         w = written[NAME]
         assert_array_equal(w.dequantize(), want.dequantize())
-        assert w.format == want.format or fmt.startswith("u4z")  # of which every zero may be in the middle
+        assert w.format == want.format or fmt.startswith("u4z")  # unless every zero is the middle code
         assert_array_equal(written["lm_head.weight"].dequantize("float16"), tensors["lm_head.weight"])
         assert_array_equal(written["model.norm.weight"].dequantize(), tensors["model.norm.weight"])
     assert left_over(tmp_path / "out") == []
 
 
 EXACT = {
-    # what is read, how it was made, and where its codes fit: layout and format
+    # source, how it was made, and where its codes fit: layout and format
     "awq to gptq": (foreign.awq, {"group": 128, "k": 256}, "gptq", "u4z_g128"),
     "awq to compressed": (foreign.awq, {"group": 128, "k": 256}, "compressed-tensors", "u4z_g64"),
     "awq of bfloat16": (foreign.awq, {"scales": foreign.ml_dtypes.bfloat16}, "awq", "u4z_g32_bf16"),
@@ -162,7 +162,7 @@ def test_an_old_checkpoint_needs_force(tmp_path, run):
 
 
 def test_of_a_gguf_model(tmp_path):
-    """Experts and what is no matrix stay plain, under their names there."""
+    """Experts and vectors stay plain, under their names in the .gguf file."""
     model(tmp_path / "m.gguf")
     done = qgemm.convert(tmp_path / "m.gguf", tmp_path / "out", "u4_g32", layout="gptq")
     news = {line.name: (line.new, line.rule) for line in done.lines}

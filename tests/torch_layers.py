@@ -1,4 +1,4 @@
-"""What the tests of qgemm.torch share: layers of random weights, their float64 products, tensors of every layout."""
+"""Shared by the tests of qgemm.torch: layers of random weights, their float64 products, tensors of every layout."""
 
 from __future__ import annotations
 

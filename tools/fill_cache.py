@@ -1,4 +1,4 @@
-"""Filling the cache of compiled kernels for a GPU that may be elsewhere: how far it is, what it took."""
+"""Filling the cache of compiled kernels, for a GPU of this or another machine, with progress and a summary."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 from qgemm.text import binary_size
 
-TENTHS = 10  # lines of progress where stderr is no terminal
+TENTHS = 10  # lines of progress if stderr is no terminal
 
 
 class Filled(NamedTuple):
-    """One kernel: whether it was compiled now, its bytes in the cache, why it is not there ("" if it is)."""
+    """One kernel: whether it was compiled now, its bytes in the cache, its error or ""."""
 
     new: bool
     size: int
@@ -30,11 +30,11 @@ class Filled(NamedTuple):
 
 
 def fill(kernel: str, fmt: Format | None, template: codegen.Template, arch: str) -> Filled:
-    """Put one kernel into the cache, if it is not there."""
+    """Compile one kernel into the cache unless it is there."""
     source, headers = codegen.compose(kernel, fmt, **template), codegen.headers(fmt)
     folder = cache_dir()
     if folder is None:
-        return Filled(False, 0, "there is no folder for it: set QGEMM_CACHE_DIR")
+        return Filled(False, 0, "there is no cache folder: set QGEMM_CACHE_DIR")
     entry = folder / f"{cache.key(source, arch, headers)}.cubin"
     there = entry.exists()
     try:
@@ -47,31 +47,31 @@ def fill(kernel: str, fmt: Format | None, template: codegen.Template, arch: str)
 
 
 def arch_here() -> str:
-    """NVRTC's name of this machine's GPU, "" without one."""
+    """NVRTC's name of this machine's architecture, "" without a GPU."""
     cuda = backends()["cuda"]
     return str(cuda.facts["arch"]) if cuda.available else ""
 
 
-def progress(done: Iterable[Any], total: int, what: str) -> Iterator[Any]:
-    """What is done as it comes: a bar on a terminal, elsewhere a line at each tenth."""
+def progress(done: Iterable[Any], total: int, noun: str) -> Iterator[Any]:
+    """The items of `done`, with a bar on a terminal, or a line at each tenth elsewhere."""
     if sys.stderr.isatty():
         yield from tqdm(done, total=total, delay=1)
         return
     start = time.monotonic()
-    for count, one in enumerate(done, 1):
-        yield one
+    for count, item in enumerate(done, 1):
+        yield item
         if count * TENTHS // total > (count - 1) * TENTHS // total:
-            print(f"{count} of {total} {what}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            print(f"{count} of {total} {noun}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
-def summary(found: list[Filled], seconds: float, where: Path | None) -> str:
-    """What is in the cache now, and what that took."""
-    new, kept = sum(one.new for one in found), [one for one in found if not one.error]
-    size = binary_size(sum(one.size for one in kept))
-    return f"{len(kept)} of {len(found)} kernels are in {where}: {size}, {new} of them compiled in {seconds:.0f} s"
+def summary(kernels: list[Filled], seconds: float, where: Path | None) -> str:
+    """The number and size of the kernels in the cache, and the time to compile them."""
+    new, cached = sum(kernel.new for kernel in kernels), [kernel for kernel in kernels if not kernel.error]
+    size = binary_size(sum(kernel.size for kernel in cached))
+    return f"{len(cached)} of {len(kernels)} kernels are in {where}: {size}, {new} of them compiled in {seconds:.0f} s"
 
 
 def formats_of(tensors: Iterable[Tensor]) -> str:
     """The formats of a model's matrices with a kernel, for a message."""
-    names = {each.format.name for each in tensors if each.ndim > 1 and each.format.tiled}
+    names = {tensor.format.name for tensor in tensors if tensor.ndim > 1 and tensor.format.tiled}
     return ", ".join(str(fmt) for fmt in FORMATS.values() if fmt.name in names) or "no format that has kernels"

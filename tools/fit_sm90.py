@@ -1,8 +1,8 @@
 """Fit the cost model of prefill_sm90 to measured times, and pick the configs that are worth compiling.
 
-For each format and type of x: two numbers a config by least squares, where near the fastest counts most; then configs
-are dropped one by one, each time the one whose loss costs least, the times of what the model would choose being those
-that were measured. Problems on which the model chooses badly gain weight in the next fit.
+For each format and type of x: two numbers for each config by least squares, in which configs near the fastest have most
+weight. Then configs are dropped one by one, always the one whose loss costs least by the measured times of the configs
+that the model would choose. Problems for which the model chooses badly gain weight in the next fit.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from qgemm.cuda.layout.tile import ROWS
 from qgemm.text import json_lines
 
 VARIANTS = 40  # configs of a format, for both types of x
-OF_HALF = range(25, 29)  # of them for half, for which a format gets what serves the worse of both best
+OF_HALF = range(25, 29)  # candidates for the share of half; the one with the better worst case is chosen
 START = Model(0.29, 0.15, 26.0, (0.6, 0.5), (0.6, 0.65), (1.7, 0.75), 0.3, (1.8, 1.4))
-L2_MEGABYTES = 2  # its place in a Model: not fitted
+L2_MEGABYTES = 2  # index in a Model of the number that is not fitted
 SHAPES = ((4096, 4096), (8192, 8192), (14336, 4096), (4096, 14336), (28672, 8192), (5120, 5120), (11008, 4096),
           (2048, 8192), (1024, 4096))  # fmt: skip
 M = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256, 320, 384, 448, 512, 1024, 4096)
-NEAR = 0.2  # a config that takes so much more than the fastest has 1/e of its weight
-OUTLIER = 0.04  # a residual (of logarithms) from which on weight is lost
-UNMEASURED = 1.03  # what a config is taken to cost where it was only predicted
-ROW, OTHER, PREDICTED = (0.003, 0.002), (0.02, 0.015), (0.04, 0.05)  # regrets that are free, and that cost 1 more
-GAIN = 3  # what a time saved counts, beside those
+NEAR = 0.2  # a config this much slower than the fastest has 1/e of its weight
+OUTLIER = 0.04  # residual (of logarithms) from which on a measurement loses weight
+UNMEASURED = 1.03  # factor on the time of a config that was only predicted
+ROW, OTHER, PREDICTED = (0.003, 0.002), (0.02, 0.015), (0.04, 0.05)  # (free regret, regret that costs 1 more)
+GAIN = 3  # weight of saved time relative to regrets
 
 COLUMNS = {
     "x": "its type", "tokens": "rows of x of a work tile", "row_blocks": "of 64 rows of W, of a work tile",
@@ -50,7 +50,7 @@ Floats = NDArray[np.float64]
 
 
 class Problem(NamedTuple):
-    """N, K, M; the time of the choice before, or the fastest predicted; what a regret may be."""
+    """N, K, M; the time of the earlier choice or the fastest predicted time; the allowed regret."""
 
     n: int
     k: int
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A fit of one format and type of x: for each config fixed_us and k_block_us; the configs to keep, by number."""
+    """A fit of one format and type of x: fixed_us and k_block_us of each config; indices of the configs to keep."""
 
     fixed: Floats
     k_block: Floats
@@ -68,7 +68,7 @@ class Fitted(NamedTuple):
 
 
 class Table:
-    """The measurements of one format and type of x: problems x configs, nan where none was made."""
+    """The measurements of one format and type of x: problems x configs, nan if not measured."""
 
     def __init__(self, fmt: Format, x: str, rows: Sequence[dict[str, Any]], results: set[tuple[Any, ...]], sms: int):
         self.format, self.x, self.sms = fmt, x, sms
@@ -77,13 +77,13 @@ class Table:
         self.configs = [config for config in map(parse, names) if config.fits(fmt)]
         keys = [key(config) for config in self.configs]
         self.problems = [
-            Problem(*at, row["us"][row["before"]], ROW if (fmt.name, *at) in results and x == "half" else OTHER)
+            Problem(*size, row["us"][row["before"]], ROW if (fmt.name, *size) in results and x == "half" else OTHER)
             for row in mine
-            for at in [(row["n"], row["k"], row["m"])]
+            for size in [(row["n"], row["k"], row["m"])]
         ]
         self.us = np.array([[row["us"].get(name, np.nan) for name in keys] for row in mine])
-        known = {problem[:3] for problem in self.problems}
-        extra = [Problem(n, k, m, 0.0, PREDICTED) for (n, k), m in product(SHAPES, M) if (n, k, m) not in known]
+        sizes = {problem[:3] for problem in self.problems}
+        extra = [Problem(n, k, m, 0.0, PREDICTED) for (n, k), m in product(SHAPES, M) if (n, k, m) not in sizes]
         self.problems += extra
         self.us = np.concatenate([self.us, np.full((len(extra), len(keys)), np.nan)])
         self.possible = np.array([[c.serves(p.m, -(-p.n // ROWS), sms) for c in self.configs] for p in self.problems])
@@ -96,11 +96,11 @@ class Table:
         self.weight *= np.where(self.rows, 2, 1)[:, None]
 
     def predict(self, model: Model, fixed: Floats, k_block: Floats) -> Floats:
-        """us of all problems and configs, inf where a config cannot serve."""
+        """us of all problems and configs, inf if a config cannot serve a problem."""
         return np.where(self.possible, model.us(fixed, k_block, self.work), np.inf)
 
     def with_references(self, predicted: Floats) -> None:
-        """Problems that were not measured are held against the fastest that is predicted now."""
+        """Set the references: for problems without a measurement the fastest predicted time."""
         self.predicted = predicted
         self.problems = [
             p if p.reference else p._replace(reference=float(fastest))
@@ -110,16 +110,16 @@ class Table:
         self.free, self.scale = np.array([p.allowed for p in self.problems]).T
 
     def regrets(self, predicted: Floats, keep: Sequence[int]) -> Floats:
-        """What the model's choices among some configs cost more than the references."""
-        some = predicted[:, keep]
-        chosen, at = some.argmin(1), np.arange(len(some))
-        taken = self.us[:, keep][at, chosen]
-        guess = UNMEASURED * np.where(self.rows | (self.scale == OTHER[1]), some[at, chosen], 1)
-        guess = np.where(self.scale == PREDICTED[1], self.predicted[:, keep][at, chosen], guess)
-        return np.where(np.isnan(taken), guess, taken) / self.reference - 1
+        """The relative excess of the model's choices among these configs over the references."""
+        kept_us = predicted[:, keep]
+        choice, problem_index = kept_us.argmin(1), np.arange(len(kept_us))
+        measured = self.us[:, keep][problem_index, choice]
+        guess = UNMEASURED * np.where(self.rows | (self.scale == OTHER[1]), kept_us[problem_index, choice], 1)
+        guess = np.where(self.scale == PREDICTED[1], self.predicted[:, keep][problem_index, choice], guess)
+        return np.where(np.isnan(measured), guess, measured) / self.reference - 1
 
     def cost(self, predicted: Floats, keep: Sequence[int]) -> float:
-        """Regrets, in squares of what is allowed; any gain counts a little."""
+        """The sum of squared regrets in units of the allowed regret; gains count a little."""
         if np.isinf(predicted[:, keep].min(1)).any():
             return np.inf
         regrets = self.regrets(predicted, keep)
@@ -134,12 +134,12 @@ def parse(name: str) -> Sm90Config:
 
 
 def key(config: Sm90Config) -> str:
-    """A config's name in a file of measurements: tokens,row_blocks,wg_split_k,k_blocks_per_stage,single_tile."""
+    """The name of a config in a file of measurements: tokens,row_blocks,wg_split_k,k_blocks_per_stage,single_tile."""
     return ",".join(str(int(value)) for value in config[:5])
 
 
 def solve(table: Table, model: Model, start: Fitted, boost: Floats, rounds: int = 12) -> Fitted:
-    """Least squares of log(predicted / measured), for each config by itself; those to keep only matter."""
+    """Least squares of log(predicted / measured), independently for each config."""
     fixed, log_k = start.fixed.copy(), np.log(start.k_block)
     measured, seen, step, ridge = np.where(table.seen, table.us, 1), table.seen & table.possible, 1e-5, 4e-4
 
@@ -164,14 +164,16 @@ def solve(table: Table, model: Model, start: Fitted, boost: Floats, rounds: int 
 
 
 def begin(table: Table) -> Fitted:
-    """A guess: the time of a k_block where a config had most of them."""
+    """A first guess: the time of a k_block in the problem with most k_blocks, for each config."""
     k_blocks = np.where(table.seen, table.work.k_blocks, -1)
-    at = k_blocks.argmax(0), np.arange(len(table.configs))
-    return Fitted(np.full(len(table.configs), 1.5), table.us[at] / k_blocks[at], list(range(len(table.configs))))
+    largest = k_blocks.argmax(0), np.arange(len(table.configs))
+    return Fitted(
+        np.full(len(table.configs), 1.5), table.us[largest] / k_blocks[largest], list(range(len(table.configs)))
+    )
 
 
 def boosted(table: Table, model: Model, start: Fitted, rounds: int) -> Fitted:
-    """The best of several fits, each with more weight on choices that cost more than is allowed."""
+    """The best of several fits, each with more weight on choices whose regret is not allowed."""
     boost, best = np.ones_like(table.us), (np.inf, start)
     for _ in range(rounds):
         fitted = solve(table, model, start, boost)
@@ -189,10 +191,10 @@ def boosted(table: Table, model: Model, start: Fitted, rounds: int) -> Fitted:
 
 
 def select(table: Table, model: Model, counts: Sequence[int]) -> dict[int, Fitted]:
-    """Configs dropped one by one: a fit for each of so many left."""
+    """Drop configs one by one: a fit for each of these counts of remaining configs."""
     fitted = solve(table, model, begin(table), np.ones_like(table.us), rounds=25)
     table.with_references(table.predict(model, fitted.fixed, fitted.k_block))
-    fitted, found = boosted(table, model, fitted, 25), {}
+    fitted, fits = boosted(table, model, fitted, 25), {}
     while len(fitted.keep) > min(counts):
         predicted = table.predict(model, fitted.fixed, fitted.k_block)
         rest = [[i for i in fitted.keep if i != out] for out in fitted.keep]
@@ -200,24 +202,24 @@ def select(table: Table, model: Model, counts: Sequence[int]) -> dict[int, Fitte
         if len(fitted.keep) < 40:
             fitted = boosted(table, model, fitted, 25 if len(fitted.keep) in counts else 8)
         if len(fitted.keep) in counts:
-            found[len(fitted.keep)] = fitted
-    return found
+            fits[len(fitted.keep)] = fitted
+    return fits
 
 
 def worst(table: Table, model: Model, fitted: Fitted) -> tuple[float, float, float]:
-    """Regret on measured problems: the largest on rows of the results, the largest elsewhere, and the mean."""
+    """Regrets on measured problems: the largest on rows of the results, the largest on others, and the mean."""
     regrets = table.regrets(table.predict(model, fitted.fixed, fitted.k_block), fitted.keep)
     rest = regrets[~table.rows & (table.scale != PREDICTED[1])]
     return regrets[table.rows].max(initial=-1), rest.max(initial=-1), np.concatenate([regrets[table.rows], rest]).mean()
 
 
 def constants(tables: Sequence[Table]) -> Model:
-    """Constants of the cost model: the median over formats of what fits each of them best."""
-    found = []
+    """Constants of the cost model: the median over formats of the best fit of each format."""
+    best_fits = []
     for table in tables:
         theta = np.log(flat(START))
         fitted = solve(table, START, begin(table), np.ones_like(table.us), rounds=25)
-        for _ in range(12):  # in turn: the configs' numbers, and one step of the constants
+        for _ in range(12):  # alternately the numbers of the configs, and one step of the constants
             model = unflat(np.exp(theta))
             fitted = solve(table, model, fitted, np.ones_like(table.us), rounds=3)
             seen = table.seen & table.possible
@@ -232,45 +234,45 @@ def constants(tables: Sequence[Table]) -> Model:
             slopes[L2_MEGABYTES] = 0
             normal = (slopes * weight) @ slopes.T + 0.02 * np.eye(len(theta))
             theta = theta - np.clip(np.linalg.solve(normal, (slopes * weight) @ r), -0.3, 0.3)
-        found.append(np.exp(theta))
-    return unflat([float(f"{value:.3g}") for value in np.median(found, axis=0)])
+        best_fits.append(np.exp(theta))
+    return unflat([float(f"{value:.3g}") for value in np.median(best_fits, axis=0)])
 
 
 def flat(model: Model) -> Floats:
-    """Its numbers in a row."""
+    """The numbers of a model as a vector."""
     return np.array([number for value in model for number in (value if isinstance(value, tuple) else (value,))])
 
 
 def unflat(numbers: Any) -> Model:
-    """The model of so many numbers."""
+    """The model with these numbers."""
     left = iter([float(number) for number in numbers])
     return Model(*((next(left), next(left)) if isinstance(value, tuple) else next(left) for value in START))
 
 
 def load(path: Path) -> dict[str, Any]:
     """A file of measurements."""
-    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return found
+    document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return document
 
 
 def tables_of(measured: dict[str, Any], results: set[tuple[Any, ...]]) -> Iterator[Table]:
-    """One for each format and type of x."""
+    """A table for each format and type of x."""
     kinds = dict.fromkeys((row["format"], row["x"]) for row in measured["rows"])
     for name, x in kinds:
         yield Table(FORMATS[name], x, measured["rows"], results, measured["sms"])
 
 
 def rows_of(table: Table, fitted: Fitted) -> Iterator[list[Any]]:
-    """Rows of the data file."""
+    """The rows of the data file for one table."""
     for i in sorted(fitted.keep, key=lambda i: table.configs[i]):
         numbers = round(float(fitted.fixed[i]), 3), round(float(fitted.k_block[i]), 4)
         yield [table.x, *map(int, table.configs[i][:5]), *numbers]
 
 
 def fit(measured: dict[str, Any], results: set[tuple[Any, ...]], only: Sequence[str] = ()) -> dict[str, Any]:
-    """The document of configs/prefill_sm90.json. results: (format, N, K, M) of the rows that may lose least.
+    """The document of configs/prefill_sm90.json. results: (format, N, K, M) of rows with the least allowed regret.
 
-    only: formats to fit by the constants that stand; the rest of the document stays.
+    only: formats to fit with the current constants; the rest of the document stays.
     """
     tables = [table for table in tables_of(measured, results) if not only or table.format.name in only]
     model = sm90_cost.model() if only else constants([table for table in tables if table.x == "half"])
@@ -295,7 +297,7 @@ def fit(measured: dict[str, Any], results: set[tuple[Any, ...]], only: Sequence[
 
 
 def write(document: dict[str, Any]) -> None:
-    """Replace the data file, a config a line."""
+    """Replace the data file, with a line for each config."""
     lines = []
     for line in json_lines({**document, "formats": {}}):
         if line.startswith('  "formats"'):

@@ -1,11 +1,11 @@
-"""Run tests/gpu on the GPUs of this machine: compile what they ask for, then a pytest worker for each core but two.
+"""Run tests/gpu on the GPUs of this machine: compile their kernels, then start a pytest worker on all cores but two.
 
-    tools/gpu_tests.py                          all, which writes the ledger
-    tools/gpu_tests.py --fill --arch sm_90a     only compile, on any machine: QGEMM_CACHE_DIR is what to take along
+    tools/gpu_tests.py                          all tests; writes the ledger
+    tools/gpu_tests.py --fill --arch sm_90a     only compile, on any machine, into QGEMM_CACHE_DIR
 
-Workers take the GPUs by turns (tests/conftest.py). What is compiled beforehand are the kernels of all configs that the
-tests go through, and of the products of their other types and shapes; a worker compiles what is missed.
-Other arguments are pytest's: -k, -x, --durations=40.
+Workers are spread over the GPUs (tests/conftest.py). The kernels of all configs that the tests iterate over, and of
+products of other types and shapes, are compiled first; workers compile the rest. Other arguments are passed to pytest:
+-k, -x, --durations=40.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from qgemm.cuda.problem import Q8_1, TUNED_SMS, TYPES, Output, Problem, Routed
 from qgemm.files.compiled import cache_dir
 
 ROOT = Path(__file__).parents[1]
-# Which tests go through in every config, of x of float16 or prepared; of other types of x as SHAPES ask for them.
+# Kernels that tests run in every config for float16 or prepared x, and for other types of x only with SHAPES.
 EVERY_CONFIG = (DECODE.name, DECODE_A8.name, DECODE_SLICES.name, PREFILL_SM90.name)
 MOE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, MOE_PREFILL_SM90.name)
-FEW = (GEMV_SIMT.name, GEMV_DP4A.name)  # of sm_75, for few tokens
+FEW = (GEMV_SIMT.name, GEMV_DP4A.name)  # kernels of sm_75, for few tokens
 OTHER_TYPES = ("float", "bf16")
-SHAPES = ((130, 256), (200, 512))  # N, K of products in every type
+SHAPES = ((130, 256), (200, 512))  # (N, K) of products with every type of x
 ROWS = (*range(1, 18), 20, 33, 40, 64, 70, 130, 300, 519)
 CORES_LEFT = 2
 
 
 def units(arch: str) -> Iterator[Unit]:
-    """What the tests ask for on this architecture."""
+    """The kernels that the tests need on this architecture."""
     sm, formats = sm_of(arch), [fmt for fmt in FORMATS.values() if fmt.tiled]
     for unit in every_unit([arch]):
         other = dict(unit.template).get("In") in OTHER_TYPES
@@ -67,13 +67,13 @@ def units(arch: str) -> Iterator[Unit]:
         patch.object(decode, "BULK_COPIES", 1000),
         patch.object(decode_config, "BULK_COPIES", 1000),
         patch.object(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel is not PREFILL_SM90)),
-    ):  # pipelines filled without bulk copies
+    ):  # pipelines without bulk copies
         yield from (unit._replace(arch=arch) for unit in shaped(sm, ((200, 352),), (1, 8, 9, 16), ("half", "float")))
     for fmt, config in product(formats, prefill_sm80.SM80_CONFIGS):
         a8 = config.kernel == PREFILL_SM80_A8.name
         for x in () if a8 and not fmt.integer else (Q8_1,) if a8 else ("half", "bf16"):
-            made = prefill_sm80.template(fmt, config, x, "float", sm)
-            yield Unit(config.kernel, fmt.name, tuple(made.items()), arch)
+            template = prefill_sm80.template(fmt, config, x, "float", sm)
+            yield Unit(config.kernel, fmt.name, tuple(template.items()), arch)
     for unit in every_unit(["sm_75"]):
         values = dict(unit.template)
         if unit.kernel in FEW and values["Out"] == "float" == values.get("In", "float"):
@@ -81,7 +81,7 @@ def units(arch: str) -> Iterator[Unit]:
 
 
 def shaped(sm: int, shapes: Iterable[tuple[int, int]], rows: Sequence[int], types: Sequence[str]) -> Iterator[Unit]:
-    """Of products, one to a launch, of x in some types."""
+    """Kernels of products with one weight, for several types of x."""
     formats = [fmt for fmt in FORMATS.values() if fmt.tiled]
     for fmt, activation, x, m, (n, k) in product(formats, ACTIVATIONS, types, rows, shapes):
         if activation == "a16" or fmt.integer:
@@ -92,7 +92,7 @@ def shaped(sm: int, shapes: Iterable[tuple[int, int]], rows: Sequence[int], type
 
 
 def by_experts(sm: int) -> Iterator[Unit]:
-    """Of products by experts, as tests/gpu/test_experts.py has them."""
+    """Kernels of products by experts, as in tests/gpu/test_experts.py."""
     for fmt, x, (tokens, top_k) in product(FORMATS.values(), TYPES, ((1, 4), (5, 2), (40, 3))):
         if fmt.tiled and (fmt.integer or x != "float"):
             routed = Routed(experts=6, top_k=top_k)
@@ -102,38 +102,38 @@ def by_experts(sm: int) -> Iterator[Unit]:
 
 
 def chosen(kernel: Kernel, p: Problem) -> Unit:
-    """The kernel by the config that it chooses."""
+    """The unit of a kernel in the config that it chooses."""
     return Unit(kernel.name, p.format.name, tuple(kernel.template(p, kernel.choose(p)).items()), "")
 
 
 def fill(arch: str) -> int:
-    """Compile what is not in the cache, by a process for each core; how many kernels failed."""
+    """Compile the kernels that the cache lacks, with a process for each core -> the number of failures."""
     start = time.monotonic()
     todo = list(dict.fromkeys(units(arch)))
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         done = pool.map(filled, todo, chunksize=4)
-        found = list(fill_cache.progress(done, len(todo), "kernels"))
-    print(fill_cache.summary(found, time.monotonic() - start, cache_dir()), flush=True)
-    for unit, one in zip(todo, found, strict=True):
-        if one.error:
-            print(f"{unit}: {one.error}", file=sys.stderr)
-    return sum(bool(one.error) for one in found)
+        results = list(fill_cache.progress(done, len(todo), "kernels"))
+    print(fill_cache.summary(results, time.monotonic() - start, cache_dir()), flush=True)
+    for unit, result in zip(todo, results, strict=True):
+        if result.error:
+            print(f"{unit}: {result.error}", file=sys.stderr)
+    return sum(bool(result.error) for result in results)
 
 
 def main() -> int:
-    """Fill the cache, then run the tests, whose exit code is that of this tool."""
+    """Fill the cache, then run the tests; returns their exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fill", action="store_true", help="only compile the kernels")
     parser.add_argument("--arch", choices=nvrtc.ARCHS, help="for this architecture (default: of this machine's GPU)")
     parser.add_argument("-n", "--workers", type=int, default=max(1, (os.cpu_count() or 1) - CORES_LEFT))
-    asked, of_pytest = parser.parse_known_args()
-    if not (arch := asked.arch or fill_cache.arch_here()):
+    arguments, pytest_arguments = parser.parse_known_args()
+    if not (arch := arguments.arch or fill_cache.arch_here()):
         parser.error("there is no GPU here: --fill --arch sm_90a compiles for one")
     failed = fill(arch)
-    if asked.fill:
+    if arguments.fill:
         return 1 if failed else 0
-    pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-q"]
-    return subprocess.run([*pytest, "-n", str(asked.workers), "--dist", "loadgroup", *of_pytest], cwd=ROOT).returncode
+    pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-q", "--dist", "loadgroup"]
+    return subprocess.run([*pytest, "-n", str(arguments.workers), *pytest_arguments], cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

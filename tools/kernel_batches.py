@@ -1,8 +1,8 @@
-"""Many units of one kernel as one program, of which NVRTC's front end is asked: what CI checks of every unit.
+"""Programs of many units of one kernel for NVRTC's front end, which checks every unit in CI.
 
-Most of a unit's time is NVRTC's optimizer and ptxas; of the rest, the front end, most is spent on headers, which the
-units of a program share. So a unit takes 0.015 core-seconds for 0.3, and what has passed it then are templates, types
-and static_asserts: shared memory, tiles, stages, twins of the host.
+Most of a unit's time is NVRTC's optimizer and ptxas; most of the front end's time is spent on headers, and the units in
+a program share them. A unit then costs 0.015 core-seconds instead of 0.3. The front end checks templates, types and
+static_asserts: shared memory, tiles, stages, twins of the host.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc, sources
-from qgemm.files.compiled import kept
+from qgemm.files.compiled import load_or_make
 
-MOST = 40  # units of a program
+MAX_UNITS = 40  # in a program
 INCLUDE = re.compile(r"^#include .*\n", re.MULTILINE)
 
 
 class Unit(NamedTuple):
-    """One translation unit: kernel, format name ("" if it knows none), template, architecture."""
+    """One translation unit: kernel, format name ("" if it has none), template, architecture."""
 
     kernel: str
     format: str
@@ -34,20 +34,20 @@ class Unit(NamedTuple):
 
 
 def batches(units: Iterable[Unit]) -> Iterator[list[Unit]]:
-    """The units by kernel and architecture, those of a format beside each other, at most MOST together."""
+    """The units by kernel and architecture, units of a format next to each other, at most MAX_UNITS together."""
 
     def program(unit: Unit) -> tuple[str, str]:
         return unit.kernel, unit.arch
 
-    for _, some in groupby(sorted(units, key=program), program):
-        every = list(some)
-        yield from (every[i : i + MOST] for i in range(0, len(every), MOST))
+    for _, group in groupby(sorted(units, key=program), program):
+        every = list(group)
+        yield from (every[i : i + MAX_UNITS] for i in range(0, len(every), MAX_UNITS))
 
 
 def compose(units: list[Unit]) -> tuple[str, Mapping[str, str]]:
-    """(source, headers made in memory) of units of one kernel: each in a namespace, its entry with its number.
+    """(source, generated headers) of units of one kernel: each unit in its own namespace, with a numbered entry point.
 
-    Headers are templates over a Config, so they come once, before all; the kernel's own file is read for each.
+    Headers are templates over a Config and are included once, first; the file of the kernel is included for each unit.
     """
     (kernel,) = {unit.kernel for unit in units}
     headers: dict[str, str] = {}
@@ -69,9 +69,9 @@ def compose(units: list[Unit]) -> tuple[str, Mapping[str, str]]:
 
 
 def check(units: list[Unit]) -> list[tuple[Unit, str]]:
-    """Units of one kernel and architecture by the front end: those that fail, with the log. A pass is cached.
+    """Check units of one kernel and architecture by the front end -> the failing units, with logs. Passes are cached.
 
-    Where a program fails its units are checked one by one, which tells whose fault it is.
+    If a program fails, its units are checked one by one to find the failing ones.
     """
     try:
         source, headers = compose(units)
@@ -80,14 +80,14 @@ def check(units: list[Unit]) -> list[tuple[Unit, str]]:
     except nvrtc.CompileError as error:
         if len(units) == 1:
             return [(units[0], str(error))]
-    return [found for unit in units for found in check([unit])]
+    return [failure for unit in units for failure in check([unit])]
 
 
 def passes_front_end(source: str, arch: str, headers: Mapping[str, str]) -> None:
-    """nvrtc.check of a program, whose CompileError has the log; a pass is cached."""
+    """nvrtc.check of a program, cached if it passes; its CompileError has the log."""
 
     def passed() -> bytes:
         nvrtc.check(source, arch, headers)
         return b"passed"
 
-    kept(f"{cache.key(source, arch, headers)}.checked", passed)
+    load_or_make(f"{cache.key(source, arch, headers)}.checked", passed)

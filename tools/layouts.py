@@ -1,4 +1,4 @@
-"""The table of docs/formats.md: each type's blocks in one line, from the registry."""
+"""The table of docs/formats.md: a row for the block layout of each format, from the registry."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from qgemm import FORMATS
 
 
 def fields_of(dtype: np.dtype) -> str:
-    """The fields of a block in their order: name, and type where it is no byte, and how many."""
+    """The fields of a block in their order: name, and count and type unless it is a single byte."""
     if dtype.names is None:
         return dtype.name
-    found = []
+    fields = []
     for name in dtype.names:
         field = dtype[name]
         kind = "" if field.base.itemsize == 1 else f"{field.base.kind}{8 * field.base.itemsize}"
         count = int(np.prod(field.shape)) if field.shape else 1
         number = str(count) if field.shape or not kind else ""
-        found.append(f"{name} {'x'.join(part for part in (number, kind) if part)}")
-    return ", ".join(found)
+        fields.append(f"{name} {'x'.join(part for part in (number, kind) if part)}")
+    return ", ".join(fields)
 
 
 def table() -> str:
-    """One row a type, by its size."""
+    """A row for each format, by size."""
     rows = [
         "| type | id | weights | group | bytes | bits | w = | fields of a block, in order |",
         "|---|--:|--:|--:|--:|--:|---|---|",

@@ -1,7 +1,7 @@
 """The GPU ledger: proof that the GPU tests passed on exactly these sources, since CI has no GPU.
 
-`pytest -m gpu` on a machine with a GPU writes tests/gpu_ledger.json; this script fails when the sources have changed
-since, unless the ledger carries a one-line "reason" why no GPU could be had.
+`pytest -m gpu` on a machine with a GPU writes tests/gpu_ledger.json; this script fails if the sources have changed
+since, unless the ledger has a "reason": one line that says why no GPU was available.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import json
 import sys
 from pathlib import Path
 
-from qgemm.bench.results import sources_sha256
+from benchmarks.results import sources_sha256
 
 ROOT = Path(__file__).parents[1]
 LEDGER = ROOT / "tests" / "gpu_ledger.json"
 
 
 def problem() -> str | None:
-    """What is wrong with the ledger, or None."""
+    """The defect of the ledger, or None."""
     if not LEDGER.exists():
         return f"{LEDGER.name} is missing: run `pytest -m gpu` on a machine with an NVIDIA GPU"
     ledger = json.loads(LEDGER.read_text())
@@ -30,9 +30,9 @@ def problem() -> str | None:
 
 def main() -> int:
     """Print the verdict; 1 if the ledger is stale."""
-    wrong = problem()
-    print(wrong or f"GPU ledger is current: {LEDGER.read_text()}", file=sys.stderr if wrong else sys.stdout)
-    return 1 if wrong else 0
+    defect = problem()
+    print(defect or f"GPU ledger is current: {LEDGER.read_text()}", file=sys.stderr if defect else sys.stdout)
+    return 1 if defect else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Plant bugs, one at a time, into a copy of the sources, and see the tests catch each: `python tools/mutants.py`.
+"""Plant bugs, one at a time, into a copy of the sources, and check that tests catch each: `python tools/mutants.py`.
 
-A row of tests/data/mutants.json is a bug that somebody could make: what goes wrong, the file, the text that stands
-there now and what it becomes, and the test files of which one must fail. tests/test_mutants.py holds the rows against
-the sources, so that a row is rewritten when the code that it spoils is.
+A row of tests/data/mutants.json is a realistic bug: a description, the file, the text to replace, the replacement, and
+the test files of which at least one must fail. tests/test_mutants.py compares the rows with the sources, so that a row
+is updated together with the code that it changes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "tests" / "data" / "mutants.json"
-WITH_TORCH = "tests/with_torch/"  # of tests that need it
-TIMEOUT = 900  # seconds that tests may take, after which a bug counts as caught: it hangs
+WITH_TORCH = "tests/with_torch/"  # tests that need torch
+TIMEOUT = 900  # seconds; tests that run longer hang, and the bug counts as caught
 
 
 class Mutant(NamedTuple):
-    """One bug: `old`, which stands once in a file, becomes `new`; tests: the files of which one must fail."""
+    """One bug: `old`, which occurs once in the file, becomes `new`. tests: files of which at least one must fail."""
 
     wrong: str
     file: str
@@ -42,14 +42,14 @@ def mutants() -> list[Mutant]:
 
 
 def planted(mutant: Mutant, text: str) -> str:
-    """The text of the mutant's file with the bug; ValueError unless there is one place for it."""
+    """The text of the mutant's file with the bug; ValueError unless `old` occurs exactly once."""
     if text.count(mutant.old) != 1:
-        raise ValueError(f"{mutant.file}: {mutant.old!r} stands there {text.count(mutant.old)} times, not once")
+        raise ValueError(f"{mutant.file}: {mutant.old!r} occurs {text.count(mutant.old)} times, not once")
     return text.replace(mutant.old, mutant.new)
 
 
 def copy(folder: Path) -> None:
-    """The files that git knows, as they are now, in another folder."""
+    """Copy the files that git tracks, in their current state, into another folder."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in filter(None, listed.stdout.split("\0")):
         target = folder / name
@@ -81,21 +81,21 @@ def caught(folder: Path, mutant: Mutant) -> str:
 
 
 def main() -> int:
-    """Plant each bug that is asked for; 1 if one is not caught."""
+    """Plant each selected bug; 1 if any is not caught."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pattern", nargs="?", default="", help="only bugs whose file or description has this in it")
-    wanted = parser.parse_args().pattern
-    chosen = [mutant for mutant in mutants() if wanted in mutant.file or wanted in mutant.wrong]
+    parser.add_argument("pattern", nargs="?", default="", help="only bugs whose file or description contains this")
+    pattern = parser.parse_args().pattern
+    chosen = [mutant for mutant in mutants() if pattern in mutant.file or pattern in mutant.wrong]
     if find_spec("torch") is None and (without := [mutant for mutant in chosen if WITH_TORCH in mutant.tests[0]]):
-        print(f"passed over, for torch is not installed: {len(without)} in qgemm/torch")
+        print(f"skipped, because torch is not installed: {len(without)} in qgemm/torch")
         chosen = [mutant for mutant in chosen if mutant not in without]
     survivors = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy(folder)
         tests = sorted({test for mutant in chosen for test in mutant.tests})
-        if found := tests and failure(folder, tests):
-            print(f"without any bug fails {found}")
+        if first := tests and failure(folder, tests):
+            print(f"fails without any bug: {first}")
             return 1
         for mutant in chosen:
             by = caught(folder, mutant)

@@ -1,7 +1,7 @@
 """Write the generated sections of README.md and docs/: formats, routes, options from the code, speed from results.
 
-A section is what stands between `<!-- NAME -->` and `<!-- /NAME -->`. `tools/readme.py` rewrites every document of
-DOCUMENTS; a test fails while one of them differs from the code and the results files.
+A section lies between `<!-- NAME -->` and `<!-- /NAME -->`. `tools/readme.py` rewrites every document of DOCUMENTS; a
+test fails while one of them differs from the code and the results files.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ import argparse
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import cpu_tables
-import eight_bit_tables
-import expert_tables
+import api_pages
+import headline
 import layouts
-import models
 import numpy as np
-import report
-import shards
-import tables
 from numpy.typing import NDArray
 
+from benchmarks.report import cpu_tables, eight_bit_tables, expert_tables, models, shards, tables
 from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
 from qgemm.codec.search import quantize as by_importance
-from qgemm.converter.weight import Codes, Groups, holds_codes, of_tensor, takes, takes_codes
+from qgemm.converter.weight import (
+    Codes,
+    Groups,
+    codes_fit,
+    has_integer_groups,
+    packs_integer_groups,
+    weight_from_tensor,
+)
 from qgemm.cuda.kernels.routes import ANY, ROUTES
 from qgemm.tensor import Tensor
 
@@ -37,7 +41,7 @@ ENCODE = tables.RESULTS.with_name("encode.json")
 
 
 def formats_table() -> str:
-    """One row a format of a module here, with its variant of wider scales."""
+    """A row for each format that has a module, together with its variant of wider scales."""
     rows = [
         "| format | weights / block | bytes / block | bits / weight | w = | quantize | A8 | GPU tiles |",
         "|---|--:|--:|--:|---|---|---|---|",
@@ -69,21 +73,21 @@ def tick(yes: bool) -> str:
 
 
 def noise_table() -> str:
-    """One row a format that can be quantized to: what is left of random weights."""
+    """A row for each format with an encoder: signal to noise of random weights after quantization."""
     rng = np.random.default_rng(0)
     weights = {"normal": rng.standard_normal(SAMPLE), "heavy tails": rng.standard_t(3, SAMPLE)}
     rows = [f"| format | bits / weight | {' | '.join(weights)} |", f"|---|--:|{'--:|' * len(weights)}"]
     blocks = (fmt for fmt in FORMATS.values() if not fmt.plain and fmt.encode is not None)
     for fmt in sorted(blocks, key=lambda fmt: fmt.bpw):
-        found = (f"{signal_to_noise(x.astype(np.float32) / 50, fmt):.1f}" for x in weights.values())
-        rows.append(f"| {fmt} | {fmt.bpw:g} | {' | '.join(found)} |")
+        decibels = (f"{signal_to_noise(x.astype(np.float32) / 50, fmt):.1f}" for x in weights.values())
+        rows.append(f"| {fmt} | {fmt.bpw:g} | {' | '.join(decibels)} |")
     return "\n".join(rows)
 
 
 def signal_to_noise(x: NDArray[np.float32], fmt: Format) -> float:
     """Signal to noise of x in this format: mean square of x over that of the error, in dB.
 
-    Where an importance matrix is needed, all weights are alike to it.
+    Formats that need an importance matrix get one in which all weights are equally important.
     """
     blocks = by_importance(fmt, x, np.ones(x.shape[-1])) if fmt.needs_importance else fmt.quantize(x)
     error = fmt.dequantize(blocks, np.float64) - x
@@ -91,12 +95,12 @@ def signal_to_noise(x: NDArray[np.float32], fmt: Format) -> float:
 
 
 def routes_table() -> str:
-    """One row a route, in the order in which they are tried."""
-    rows = ["| kernel | activations | x | M up to | GPUs | formats | what it does |", "|---|---|---|--:|---|---|---|"]
+    """A row for each route, in order of precedence."""
+    rows = ["| kernel | activations | x | M up to | GPUs | formats | note |", "|---|---|---|--:|---|---|---|"]
     for row in ROUTES:
-        most = "any" if row.most == ANY else row.most
+        limit = "any" if row.most == ANY else row.most
         rows.append(
-            f"| `{row.kernel.name}` | {', '.join(row.activations)} | {', '.join(row.types)} | {most} | {row.gpus} "
+            f"| `{row.kernel.name}` | {', '.join(row.activations)} | {', '.join(row.types)} | {limit} | {row.gpus} "
             f"| {row.formats.label} | {row.what} |"
         )
     return "\n".join(rows)
@@ -106,7 +110,7 @@ def options_table() -> str:
     """One row an option of `qgemm convert`."""
     parser = argparse.ArgumentParser(add_help=False)
     convert.add_arguments(parser)
-    rows = ["| option | what it does |", "|---|---|"]
+    rows = ["| option | effect |", "|---|---|"]
     for action in parser._actions:
         if action.option_strings:
             word = " ".join([*action.option_strings, *[str(action.metavar)] * bool(action.metavar)])
@@ -115,8 +119,8 @@ def options_table() -> str:
 
 
 def exactness_table() -> str:
-    """One row a source of codes, one column a format that may take them."""
-    targets = [fmt for fmt in FORMATS.values() if takes_codes(fmt)]
+    """A row for each source of codes, a column for each format that can store codes as they are."""
+    targets = [fmt for fmt in FORMATS.values() if packs_integer_groups(fmt)]
     rows = [f"| from | {' | '.join(map(str, targets))} |", f"|---|{'---|' * len(targets)}"]
     for name, codes in code_sources().items():
         rows.append(f"| {name} | {' | '.join(exactness(name, codes, fmt) for fmt in targets)} |")
@@ -124,59 +128,60 @@ def exactness_table() -> str:
 
 
 def code_sources() -> dict[str, Codes]:
-    """The kinds of tensors whose weights are integers with scales, and the range of those."""
+    """The kinds of tensors whose weights are integers with scales, and the range of the integers."""
 
     def never(start: int, stop: int) -> Groups:
         raise AssertionError("the table asks for no codes")
 
-    found = {}
-    for fmt in filter(holds_codes, FORMATS.values()):
-        codes = of_tensor(Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))).codes
+    sources = {}
+    for fmt in filter(has_integer_groups, FORMATS.values()):
+        codes = weight_from_tensor(Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))).codes
         assert codes is not None
-        found[str(fmt)] = codes
+        sources[str(fmt)] = codes
     for bits in (2, 3, 4, 8):
         top, middle = 2**bits - 1, 2 ** (bits - 1)
-        found[f"groups of {bits} bits, every zero {middle}"] = Codes(0, top, -middle, top - middle, False, never)
-        found[f"groups of {bits} bits, any zeros"] = Codes(0, top, -top, top, False, never)
-    return found
+        sources[f"groups of {bits} bits, every zero {middle}"] = Codes(0, top, -middle, top - middle, False, never)
+        sources[f"groups of {bits} bits, any zeros"] = Codes(0, top, -top, top, False, never)
+    return sources
 
 
 def exactness(name: str, codes: Codes, fmt: Format) -> str:
-    """What becomes of codes in a format; minimums are exact where there was one, or the zero is a power of two."""
+    """How exactly a format stores codes; a minimum is exact where the source has one, or its zero is a power of two."""
     if name == str(fmt):
         return "bytes copied"
-    if not takes(fmt, codes):
+    if not codes_fit(fmt, codes):
         return "requantized"
-    one_zero = codes.high - codes.low == codes.most - codes.least
+    one_zero = codes.high - codes.low == codes.greatest - codes.least
     return "exact" if not fmt.has_minimum or codes.minimum or one_zero else "codes exact, minimum rounded"
 
 
 def encode_table(path: Path = ENCODE) -> str:
-    """How fast a GPU encodes, from the results file of `tools/bench.py --encode`."""
-    found = json.loads(path.read_text())
+    """The speed of encoding on a GPU, from the results file of `tools/bench.py --encode`."""
+    results = json.loads(path.read_text())
     rows = [
-        f"{found['device']}: GB/s of weights from host memory to blocks there, without a disk; in parentheses the",
-        "speed of the kernel beside that of a device copy.",
+        f"{results['device']}: GB/s of weights, from host memory to blocks in host memory, without a disk; in",
+        "parentheses the speed of the kernel relative to a device copy.",
         "",
         "| from | to |",
         "|---|---|",
     ]
-    for source in dict.fromkeys(row["source"] for row in found["rows"]):
+    for source in dict.fromkeys(row["source"] for row in results["rows"]):
         cells = (
             f"{row['format'].upper()} {row['gbs']:.0f}" + (f" ({row['share']:.0%})" if row["share"] else "")
-            for row in found["rows"]
+            for row in results["rows"]
             if row["source"] == source
         )
         rows.append(f"| {source.upper()} | {', '.join(cells)} |")
     return "\n".join(rows)
 
 
-# Document -> its sections, each with what writes it.
+# Document -> its sections, each with the function that writes it.
 DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"formats": formats_table, "headline": tables.headline_table, "cpu": cpu_tables.short_table},
+    "README.md": {"headline": headline.text},
     "docs/performance.md": {
+        "products": tables.headline_table,
+        "cpu": cpu_tables.short_table,
         "speed": tables.speed_table,
-        "targets": report.missed_table,
         "baselines": tables.baselines_table,
     },
     "docs/kernels/cpu.md": {"cpu": cpu_tables.long_table},
@@ -184,21 +189,25 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
         "e4m3": eight_bit_tables.e4m3_table,
         "products": eight_bit_tables.products_table,
         "others": eight_bit_tables.others_table,
-        "missed": eight_bit_tables.missed_table,
     },
     "docs/kernels/encoding.md": {"encoders": cpu_tables.encode_table},
     "docs/kernels/experts.md": {"experts": expert_tables.table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
     "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
     "docs/choosing-a-config.md": {"routes": routes_table},
-    "docs/formats.md": {"layouts": layouts.table},
+    "docs/formats.md": {"formats": formats_table, "layouts": layouts.table},
     "docs/several-gpus.md": {"shard": shards.table},
     "docs/torch.md": {"models": models.table},
+    "docs/api/index.md": {"names": api_pages.index},
+    **{
+        f"docs/api/{page}.md": {"reference": partial(api_pages.page, f"{page}.md")}
+        for page in (*api_pages.PAGES, "torch")
+    },
 }
 
 
 def generated(document: str, text: str) -> str:
-    """The text of a document with its sections made anew; ValueError if it lacks the markers of one."""
+    """The text of a document with its sections rewritten; ValueError if it lacks the markers of one."""
     for name, table in DOCUMENTS[document].items():
         body = f"<!-- {name} -->\n{table()}\n<!-- /{name} -->"
         text, count = re.subn(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, body=body: body, text, flags=re.DOTALL)

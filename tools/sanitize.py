@@ -1,8 +1,8 @@
 """Run every kernel family under NVIDIA's compute-sanitizer: memcheck, racecheck, initcheck, synccheck.
 
-CuPy's memory pool is off, so that every array has its own allocation and an access beside it is seen. Needs a GPU and
-the CUDA toolkit's compute-sanitizer; exit 1 if a tool finds anything. Arguments: tools, formats and families, all by
-default: products, clusters (of CTAs that share rows of W in decode), experts (routed and sorted), eight_bits.
+CuPy's memory pool is off, so that every array has its own allocation and out-of-bounds accesses are detected. Needs a
+GPU and the CUDA toolkit's compute-sanitizer; exits with 1 if a tool reports anything. Arguments: tools, formats and
+families, all by default: products, clusters (CTAs that share rows of W), experts (routed, sorted), eight_bits.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FAMILIES = ("products", "clusters", "experts", "eight_bits")
 SUPER_BLOCK = 256
-TOKENS_OF_EXPERTS = (1, 5, 40)  # the last of them also sorted by expert
-# N -> M: token tiles of every kernel; tiles of two row_blocks, the last without its second one.
+TOKENS_OF_EXPERTS = (1, 5, 40)  # the last number also sorted by expert
+# N -> M: token tiles of every kernel; tiles of two row_blocks, of which the last has only one.
 M = {72: (1, 3, 9, 16, 20, 70, 130), 64 * 99: (120,)}
-SPLIT_K = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one, where the GPU has as many SMs
-WIDE = 64 * 99  # the N at which prefill also gets tiles of two row_blocks, whatever it would choose
+SPLIT_K = {72: 4, 64 * 99: 2}  # split-K of prefill's tiles: two pairs of CTAs, or one pair
+WIDE = 64 * 99  # the N for which prefill is also forced to tiles of two row_blocks
 PIPELINES = ((2, 3), (3, 5), (4, 6))  # splits, stages
 
 
 def work(tool: str, formats: list[str], families: list[str]) -> None:
-    """The kernels of some families for some formats.
+    """Run the kernels of these families for these formats.
 
-    Under racecheck every lane of a warp releases a stage of prefill for itself, see kernels/gemm/sm90/config.cuh.
+    Under racecheck every lane of a warp releases a stage of prefill separately, see kernels/gemm/sm90/config.cuh.
     """
     import cupy
     import numpy as np
@@ -60,7 +60,7 @@ def random_tensor(fmt: Any, shape: tuple[int, ...], rng: Any) -> Any:
 
 
 def clusters(w: Any, rng: Any, sm: int) -> None:
-    """Decode by a config of each token tile whose CTAs share rows of W through each other's shared memory."""
+    """Decode by a config of each token tile whose CTAs share rows of W through distributed shared memory."""
     import cupy
     import numpy as np
 
@@ -68,15 +68,15 @@ def clusters(w: Any, rng: Any, sm: int) -> None:
     from qgemm.cuda.kernels.decode_config import A16, decode_configs_for
 
     for tokens in TOKENS:
-        found = (row for row in decode_configs_for(w.format, A16, tokens, sm) if row.cluster_split_k > 1)
-        if (config := next(found, None)) is not None:
+        configs = (row for row in decode_configs_for(w.format, A16, tokens, sm) if row.cluster_split_k > 1)
+        if (config := next(configs, None)) is not None:
             x = cupy.asarray(rng.standard_normal((tokens, w.shape[1])).astype(np.float16))
             by_config(DECODE, w, x, "half", tokens, config)
     print(f"{w.format}, clusters: done", flush=True)
 
 
 def eight_bits(w: Any, rng: Any, sm: int) -> None:
-    """Products of eight bits of both factors, groups of both sizes, by every config of each kernel of this GPU."""
+    """Products of eight bits of both factors, for both group sizes, by every config of each kernel of this GPU."""
     import cupy
     import numpy as np
 
@@ -92,7 +92,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16))
     bias, y = cupy.ones(n, np.float32), cupy.zeros((m, n), np.float32)
     stream = cupy.cuda.get_current_stream().ptr
-    for kind in (each for each in GROUPS if multiplies(each, w.format)):
+    for kind in (group for group in GROUPS if multiplies(group, w.format)):
         prepared = qgemm.quantize_activations(x, kind)
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
@@ -107,16 +107,16 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
         for kernel, plan in runs:
             kernel.launch(p, plan)(stream, prepared.pointer, w.pointer, y.data.ptr, bias.data.ptr, 0)
         for kernel, plan in within:
-            of_x = kernel.launch(p._replace(x="half"), plan)
-            of_x(stream, x.data.ptr, w.pointer, y.data.ptr, bias.data.ptr, 0)
+            launch = kernel.launch(p._replace(x="half"), plan)
+            launch(stream, x.data.ptr, w.pointer, y.data.ptr, bias.data.ptr, 0)
         y.get()
     print(f"{w.format}, eight bits: done", flush=True)
 
 
 def experts(fmt: Any, rng: Any, sm: int) -> None:
-    """Products and layers, with ids of no expert: each token by its own, and tokens sorted by expert; ragged N.
+    """Products and layers, including ids without an expert: token by token, and tokens sorted by expert; ragged N.
 
-    Tokens are sorted for wgmma, where the GPU has it, and for mma.sync; few are also multiplied as before sm_90.
+    Tokens are sorted for wgmma, if the GPU has it, and for mma.sync; few tokens also run the kernels before sm_90.
     """
     from unittest.mock import patch
 
@@ -158,10 +158,10 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
 
 
 def products(tool: str, formats: list[str]) -> None:
-    """Products that reach every kernel, on ragged shapes: every format, type of x, activation and token tile.
+    """Products that reach every kernel, with ragged shapes: every format, type of x, activation and token tile.
 
-    Without cuBLAS under initcheck, which does not see the stores of its kernels, and under racecheck, which reports
-    hazards inside them (nvjet_sm90, cuBLAS 13.0).
+    initcheck and racecheck skip cuBLAS: initcheck misses the stores of its kernels, and racecheck reports hazards in
+    them (nvjet_sm90, cuBLAS 13.0).
     """
     import cupy
     import numpy as np
@@ -189,7 +189,7 @@ def products(tool: str, formats: list[str]) -> None:
             if kernel is DEQUANTIZE and tool in ("initcheck", "racecheck"):
                 continue
             y = cupy.zeros((m, n), np.float32)
-            for _ in range(2):  # the second call takes the short way
+            for _ in range(2):  # the second call uses the fast path
                 qgemm.matmul(x, w, activation, bias=bias, residual=y, out=y)
             qgemm.matmul_many(x, [w, w], activation)
             y.get()
@@ -205,12 +205,12 @@ def products(tool: str, formats: list[str]) -> None:
 
 
 def costs(split_k: int) -> dict[int, int]:
-    """SPLIT_K_COST by which each tile is split by `split_k` where there are that many SMs for each, else not at all."""
+    """A SPLIT_K_COST that splits each tile by `split_k` if the GPU has enough SMs, and not at all otherwise."""
     return {1: 1 << 30, split_k: 0}
 
 
 def wide_config(fmt: Any) -> Any:
-    """The prefill config of a format with two row_blocks and most tokens, up to 128."""
+    """The prefill config of a format with two row_blocks and the largest number of tokens up to 128."""
     from qgemm.cuda.kernels.sm90_cost import measured
 
     wide = (config for config, *_ in measured(fmt, "half") if config.row_blocks == 2 and config.tokens <= 128)
@@ -218,7 +218,7 @@ def wide_config(fmt: Any) -> Any:
 
 
 def sm80_products(w: Any, rng: Any) -> None:
-    """Products of a DeviceTensor by every config of the mma kernels, of which few are routed to on any one GPU."""
+    """Products of a DeviceTensor by every config of the mma kernels; the routes of a GPU reach only a few of them."""
     import cupy
     import numpy as np
 
@@ -237,7 +237,7 @@ def sm80_products(w: Any, rng: Any) -> None:
 
 
 def pipelines(w: Any, rng: Any) -> None:
-    """Products by pipelines of the prefill kernel whose stages wg_split_k does not divide, over several rounds."""
+    """Products by prefill pipelines whose number of stages is no multiple of wg_split_k, over several rounds."""
     import cupy
     import numpy as np
 
@@ -246,14 +246,14 @@ def pipelines(w: Any, rng: Any) -> None:
 
     m = 9
     x = cupy.asarray(rng.standard_normal((m, w.shape[1])).astype(np.float16))
-    sm90_grid.SPLIT_K_COST = {1: 0}  # whole tiles: a CTA has all stages
+    sm90_grid.SPLIT_K_COST = {1: 0}  # whole tiles: a CTA runs all stages
     for wg_split_k, max_stages in PIPELINES:
         config = Sm90Config(16, 1, wg_split_k, 1, max_stages=max_stages)
         by_config(prefill_sm90.PREFILL_SM90, w, x, "half", m, config)
 
 
 def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> None:
-    """A product of M rows of x by a kernel and a config of it."""
+    """A product of M rows of x by a kernel with a config."""
     import cupy
 
     from qgemm.arguments import NO_EPILOGUE
@@ -262,18 +262,18 @@ def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> 
     from qgemm.cuda.products import Product, outputs_of, pointers_of
 
     k, y = w.shape[1], cupy.zeros((m, w.shape[0]), "float32")
-    made = [Product(w, y, NO_EPILOGUE)]
+    products = [Product(w, y, NO_EPILOGUE)]
     prepared = source == Q8_1
-    given = Source(m, k, "float32" if prepared else x.dtype.name, prepared)
-    asked = problem(w, given, "a8" if prepared else "a16")
-    asked = problem_of_launch(kernel, [asked], outputs_of(made), source)
-    launch = kernel.launch(asked, config)
-    launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, *pointers_of(made))
+    x_source = Source(m, k, "float32" if prepared else x.dtype.name, prepared)
+    launch_problem = problem(w, x_source, "a8" if prepared else "a16")
+    launch_problem = problem_of_launch(kernel, [launch_problem], outputs_of(products), source)
+    launch = kernel.launch(launch_problem, config)
+    launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, *pointers_of(products))
     y.get()
 
 
 def main() -> int:
-    """Run the tools one after the other."""
+    """Run the tools in turn."""
     from qgemm import FORMATS
 
     tools = [name for name in sys.argv[1:] if name in TOOLS] or TOOLS

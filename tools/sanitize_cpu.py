@@ -1,9 +1,9 @@
 """Run tests of kernels/cpu/ with AddressSanitizer and UndefinedBehaviorSanitizer: `python tools/sanitize_cpu.py`.
 
-The libraries are compiled by a $CC that adds the sanitizers, and cached like others; Python is started with their
-runtimes before all else, so that arrays of NumPy have guards as well. An error ends the run.
+The libraries are compiled by a $CC that adds the sanitizers, and cached as usual; Python starts with the runtimes
+preloaded, so that NumPy arrays have guards as well. An error ends the run.
 
-A run without arguments that passed is remembered by all that it read: it is not made again until one of these changes.
+A passing run without arguments is remembered with the digest of its inputs, and not repeated until one of them changes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ unset LD_PRELOAD
 exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 """
 TESTS = tuple(f"tests/test_native{part}.py" for part in ("", "_decode", "_encoders", "_finish"))
-SELECTED = "not instructions"  # other machine code of the same sources
+SELECTED = "not instructions"  # leave out tests of other machine code from the same sources
 
 
 def wrapper(compiler: str) -> Path:
-    """A C compiler with sanitizers; written once, for the cache knows it by its time as well."""
+    """A C compiler with sanitizers; written only once, because the cache key includes its modification time."""
     path, text = FOLDER / "cc", WRAPPER.format(compiler=compiler)
     if not path.is_file() or path.read_text() != text:
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -38,26 +38,26 @@ def wrapper(compiler: str) -> Path:
 
 
 def runtimes(compiler: str) -> list[str]:
-    """The libraries of the sanitizers; those that are not installed are left out."""
-    found = []
+    """The installed runtime libraries of the sanitizers."""
+    paths = []
     for name in ("libasan.so", "libubsan.so"):
         command = [compiler, f"-print-file-name={name}"]
         path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        found += [path] if os.path.isabs(path) else []
-    return found
+        paths += [path] if os.path.isabs(path) else []
+    return paths
 
 
 def read_by(gcc: str) -> str:
-    """The hash of all that a run depends on: C, Python, tests and their data; Python's packages and the compiler."""
-    found = hashlib.sha256()
+    """The digest of the inputs of a run: C, Python, tests and their data, installed packages, the compiler."""
+    digest = hashlib.sha256()
     compiler = subprocess.run([gcc, "--version"], capture_output=True, check=True).stdout
-    packages = sorted((each.name, each.version) for each in importlib.metadata.distributions())
-    found.update(repr((compiler, sys.version, packages)).encode())
-    folders = (ROOT / "kernels" / "cpu", ROOT / "qgemm", ROOT / "tools", ROOT / "tests")
+    packages = sorted((package.name, package.version) for package in importlib.metadata.distributions())
+    digest.update(repr((compiler, sys.version, packages)).encode())
+    folders = (ROOT / "kernels" / "cpu", ROOT / "qgemm", ROOT / "benchmarks", ROOT / "tools", ROOT / "tests")
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     for path in sorted([*paths, ROOT / "pyproject.toml"]):
-        found.update(repr((path.relative_to(ROOT).as_posix(), path.read_bytes())).encode())
-    return found.hexdigest()
+        digest.update(repr((path.relative_to(ROOT).as_posix(), path.read_bytes())).encode())
+    return digest.hexdigest()
 
 
 def main() -> int:
@@ -65,17 +65,17 @@ def main() -> int:
     gcc = shutil.which("gcc")
     preloaded = runtimes(gcc) if gcc else []
     if gcc is None or len(preloaded) < 2:
-        print("sanitize_cpu: passed over: GCC and its sanitizers are not installed")
+        print("sanitize_cpu: skipped: GCC and its sanitizers are not installed")
         return 0
     passed, facts = FOLDER / "passed", read_by(gcc)
     if not sys.argv[1:] and passed.is_file() and passed.read_text() == facts:
-        print(f"sanitize_cpu: passed before, and nothing that it reads has changed since: {passed}")
+        print(f"sanitize_cpu: passed before, and its inputs have not changed since: {passed}")
         return 0
     environment = {**os.environ, "CC": str(wrapper(gcc)), "LD_PRELOAD": " ".join(preloaded)}
     for old in FOLDER.glob("report.*"):
         old.unlink()
-    log = f"log_path={FOLDER / 'report'}"  # pytest would swallow what a process says that ends at once
-    environment["ASAN_OPTIONS"] = f"{log}:detect_leaks=0"  # Python leaves much to the end of the process
+    log = f"log_path={FOLDER / 'report'}"  # pytest would lose the stderr of a process that aborts
+    environment["ASAN_OPTIONS"] = f"{log}:detect_leaks=0"  # Python does not free everything at exit
     environment["UBSAN_OPTIONS"] = f"{log}:print_stacktrace=1"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-x", *TESTS, "-k", SELECTED, *sys.argv[1:]]
     status = subprocess.run(command, cwd=ROOT, env=environment).returncode

@@ -1,8 +1,8 @@
 """Tune prefill_sm90: time its configs on a GPU, fit the cost model to the times, write the configs worth compiling.
 
-Times go to tools/results/tune_sm90_GPU.json.gz, beside those that are there; the fit reads that file alone and writes
-qgemm/cuda/configs/prefill_sm90.json. So --fit needs no GPU. Timing needs one of compute capability 9.0: every config
-that fits is compiled, checked, and replayed over weights larger than the L2 cache, in turn with the others.
+Times are added to tools/results/tune_sm90_GPU.json.gz; the fit reads only that file and writes
+qgemm/cuda/configs/prefill_sm90.json, so --fit needs no GPU. Timing needs compute capability 9.0: every config that fits
+is compiled, checked, and replayed over weights larger than the L2 cache, alternating with the other configs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import fit_sm90
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.results import file_stem
 from qgemm import FORMATS, backends
-from qgemm.bench.results import file_stem
 from qgemm.cli.bench import formats, shapes
 from qgemm.cli.common import count, counts
 from qgemm.codec.format import Format
@@ -37,28 +37,28 @@ from qgemm.cuda.problem import Output, Problem
 
 RESULTS = Path(__file__).parent / "results"
 TOKENS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  # token tiles
-GROUPS, MAX_ACC = (2, 3, 4), 512  # warpgroups of a CTA; these times tokens, for whose sums there are registers
-TALL_TOKENS = 80  # of a tile by four row_blocks at most: 96 spill, more are slower
-MAX_SMS = 144  # of such a GPU
+WARPGROUPS, MAX_ACC = (2, 3, 4), 512  # warpgroups of a CTA; largest warpgroups x tokens whose sums fit registers
+TALL_TOKENS = 80  # largest token tile with four row_blocks: 96 tokens spill, more are slower
+MAX_SMS = 144  # upper limit for GPUs of sm_90
 TYPES = ("half", "bf16")
-NAMES = (PREFILL_SM90.name, "prefill")  # of the kernel in results; the second until 2026-11-23
+NAMES = (PREFILL_SM90.name, "prefill")  # names of the kernel in results; the second until 2026-11-23
 
 
-def candidates(fmt: Format, m: int, kept: bool = False) -> Iterator[Sm90Config]:
-    """Configs that fit a format, of tokens for M rows of x in as few work tiles as possible, or up to twice as many.
+def candidates(fmt: Format, m: int, tuned_only: bool = False) -> Iterator[Sm90Config]:
+    """Configs that fit a format, whose tokens cover M rows of x in the fewest work tiles or up to twice the number.
 
-    kept: of them only those that a tuned format keeps, for either type of x.
+    tuned_only: only configs in the data file for any format and type of x.
     """
-    known = {tuple(row[1:6]) for rows in read(DATA)["formats"].values() for row in rows}
+    tuned = {tuple(row[1:6]) for rows in read(DATA)["formats"].values() for row in rows}
     fewest = -(-m // TOKENS[-1])
     sizes = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
-    ways = product(sorted(sizes), range(1, TALL + 1), range(1, GROUPS[-1] + 1), (1, 2, 4), (False, True))
+    ways = product(sorted(sizes), range(1, TALL + 1), range(1, WARPGROUPS[-1] + 1), (1, 2, 4), (False, True))
     for config in (Sm90Config(*way) for way in ways):
         groups = config.row_blocks * config.wg_split_k
         partials = config.tokens // config.epi_tile * config.row_blocks * MAX_SMS
-        few = groups in GROUPS and groups * config.tokens <= MAX_ACC and partials <= MAX_PARTIALS
+        few = groups in WARPGROUPS and groups * config.tokens <= MAX_ACC and partials <= MAX_PARTIALS
         few = few and (config.row_blocks < TALL or config.tokens <= TALL_TOKENS)
-        if few and config.fits(fmt) and (not kept or config[:5] in known):
+        if few and config.fits(fmt) and (not tuned_only or config[:5] in tuned):
             yield config
 
 
@@ -78,11 +78,11 @@ def measure(
     stream: Any, w: Any, fmt: Format, shape: tuple[int, int], m: int, x: str, configs: Sequence[Sm90Config],
     repeats: int,
 ) -> Any:  # fmt: skip
-    """A row of the file of times: the choice before, and us of every config that can serve. w: `qgemm.bench.gpu.Matrix`
-    of this format and shape."""
+    """A row of the file of times: the current choice, and us of each config that can serve. w: a gpu.Matrix."""
     import cupy
 
-    from qgemm.bench import gpu, timing
+    from benchmarks import gpu
+    from qgemm.cli import timing
     from qgemm.cuda.problem import gpu as gpu_of
 
     (n, k), rng, on = shape, np.random.default_rng(0), gpu_of(cupy.cuda.Device().id)
@@ -103,7 +103,7 @@ def measure(
         gpu.check(stream, multiply, values, w, y, gpu.TOLERANCE["a16" if x == "half" else "a8"])
         loops[config] = timing.capture(stream, gpu.products(multiply, values, w, y))
     times = timing.compare(stream, list(loops.values()), repeats)
-    us = {fit_sm90.key(config): found.us for config, found in zip(loops, times, strict=True)}
+    us = {fit_sm90.key(config): median.us for config, median in zip(loops, times, strict=True)}
     return {"format": fmt.name, "x": x, "n": n, "k": k, "m": m, "before": fit_sm90.key(chosen), "us": us}
 
 
@@ -116,14 +116,14 @@ def tokens_of(values: Any, x: str) -> tuple[Any, Any]:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The rows of both; of a problem that is in both the new one's."""
+    """The rows of both files; for a problem in both the new row."""
     rows = {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in old.get("rows", [])}
     rows |= {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in new["rows"]}
     return {**old, **new, "rows": list(rows.values())}
 
 
 def fit(path: Path, results: Path, only: Sequence[str]) -> None:
-    """Fit a file of times and write the data file; rows of the results may lose least. only: see `fit_sm90.fit`."""
+    """Fit a file of times and write the data file. only: see `fit_sm90.fit`."""
     rows = json.loads(results.read_text())["rows"] if results.exists() else []
     mine = (row for row in rows if row["route"] in NAMES and row["activation"] == "a16")
     routed = {(row["format"], row["N"], row["K"], row["M"]) for row in mine}
@@ -131,15 +131,15 @@ def fit(path: Path, results: Path, only: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Compile the candidates on all cores and time them, or fit what was timed."""
+    """Compile the candidates on all cores and time them, or fit the times of an earlier run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fit", metavar="GPU", help="only fit the times of this GPU, e.g. h200, of --formats or all")
     parser.add_argument("--formats", type=formats, help="e.g. q4_0,q5_k (default q4_0)")
     parser.add_argument("--shapes", type=shapes, default="4096x4096,8192x8192", help="N x K, N a multiple of 512")
     parser.add_argument("--m", type=counts, default="16,64,256", help="rows of x (default 16,64,256)")
     parser.add_argument("--x", choices=TYPES, default="half", help="type of x (default half)")
-    parser.add_argument("--repeats", type=count, default=5, help="replays that count (default 5)")
-    parser.add_argument("--kept", action="store_true", help="only configs that a tuned format keeps")
+    parser.add_argument("--repeats", type=count, default=5, help="timed replays (default 5)")
+    parser.add_argument("--kept", action="store_true", help="only configs of the data file")
     parser.add_argument("--compile", action="store_true", help="only compile")
     options = parser.parse_args()
     if options.fit:
@@ -170,17 +170,17 @@ def main() -> int:
         old = fit_sm90.load(path) if path.exists() else {}
         facts = {"gpu": cuda.facts["device"], "sms": cuda_sms(), "rows": [row]}
         path.write_bytes(gzip.compress(json.dumps(merged(old, facts), separators=(",", ":")).encode(), mtime=0))
-        for what, name in (("chosen", row["before"]), ("fastest", min(row["us"], key=row["us"].__getitem__))):
-            at = f"{row['format']} {row['n']}x{row['k']} M={row['m']}"
-            print(f"{at} {what}: {row['us'][name]:.2f} us, {fit_sm90.parse(name)}", flush=True)
+        for choice, name in (("chosen", row["before"]), ("fastest", min(row["us"], key=row["us"].__getitem__))):
+            title = f"{row['format']} {row['n']}x{row['k']} M={row['m']}"
+            print(f"{title} {choice}: {row['us'][name]:.2f} us, {fit_sm90.parse(name)}", flush=True)
     return 0
 
 
 def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each problem, the weights of a format and shape packed once for all M."""
+    """A row for each problem; the weights of a format and shape are packed once for all M."""
     import cupy
 
-    from qgemm.bench import gpu
+    from benchmarks import gpu
 
     stream = cupy.cuda.Stream(non_blocking=True)
     for shape, fmt in product(options.shapes, options.formats):

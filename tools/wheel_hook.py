@@ -8,7 +8,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "QGEMM_PREBUILT"  # the folder of libraries; without it the wheel is pure Python
-TAG = "QGEMM_WHEEL_TAG"  # what the wheel is for: py3-none-PLATFORM
+TAG = "QGEMM_WHEEL_TAG"  # tag of the wheel: py3-none-PLATFORM
 
 
 class PrebuiltHook(BuildHookInterface[Any]):

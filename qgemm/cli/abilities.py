@@ -1,4 +1,4 @@
-"""What each backend can do with a format: asked of the library itself, so that it cannot drift from it."""
+"""The abilities of each backend by format, asked of the library itself so that they cannot drift from it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
-MANY = 1 << 20  # tokens of a large M: where a row of the table serves any number
+MANY = 1 << 20  # tokens: stands for any M beyond the limits of the table's rows
 NUMPY = "numpy"  # the one kernel of the CPU
 
 
 class Ability(NamedTuple):
-    """What a backend does with a tensor: products, by activation the kernels from small to large M; or why not."""
+    """Abilities of a backend for a tensor. products: by activation, the kernels from small to large M."""
 
     dequantize: bool = False
     products: dict[str, list[str]] = {}  # noqa: RUF012 never written to
     note: str = ""
 
     def __str__(self) -> str:
-        """E.g. "a16: gemv_simt, dequantize; a8: gemv_dp4a, dequantize"; on the CPU, which has one kernel, "a16, a8,
+        """For example "a16: gemv_simt, dequantize; a8: gemv_dp4a, dequantize"; on the CPU, with one kernel, "a16, a8,
         a8_g256, dequantize"."""
         if [NUMPY] in self.products.values() or not self.products:
             text = ", ".join([*self.products, *["dequantize"] * self.dequantize])
@@ -41,7 +41,7 @@ class Ability(NamedTuple):
 
 @cache
 def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
-    """What the NumPy backend does with tensors of `ndim` axes, found by multiplying one row of blocks."""
+    """Abilities of the CPU backend for tensors of `ndim` axes, tested by multiplying one row of blocks."""
     if fmt.levels is None:
         return Ability(note="no codec")
     k = _row(fmt)
@@ -58,7 +58,7 @@ def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
 
 @cache
 def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
-    """What the CUDA backend does on compute capability sm (90 is 9.0), by the route table; needs no GPU."""
+    """Abilities of the CUDA backend on compute capability sm (90 is 9.0), by the route table; needs no GPU."""
     if fmt.levels is None or ndim == 1:
         return Ability(note="no codec" if fmt.levels is None else "no matrix")
     products: dict[str, list[str]] = {
@@ -70,26 +70,26 @@ def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
 
 
 def cuda_sm(cuda: Status) -> int | None:
-    """The compute capability of this machine's GPU (90 is 9.0); None without one that can be used."""
+    """The compute capability of this machine's GPU (90 is 9.0); None without a usable GPU."""
     return int("".join(filter(str.isdigit, cuda.facts["arch"]))) if cuda.available else None
 
 
 def served(fmt: Format, activation: str, sm: int | None = None) -> list[str]:
-    """Every kernel of the table that takes this format for some M, on some GPU or on those of capability sm."""
+    """Every kernel of the table that serves this format for some M, on any GPU or on compute capability sm."""
     rows = (row for row in ROUTES if sm is None or row.runs_on(sm))
     names = (row.kernel.name for row in rows if activation in row.activations and row.formats.holds(fmt))
     return list(dict.fromkeys(names))
 
 
 def _kernels(fmt: Format, activation: str, sm: int) -> list[str]:
-    """The kernels that the table picks as M grows."""
-    found = []
+    """The kernels that the table picks, in the order of growing M."""
+    names = []
     for m in sorted({MANY if row.most == ANY else row.most for row in ROUTES}):
         try:
-            found.append(route(Problem(fmt, activation, m, 1, _row(fmt), sm)).kernel.name)
+            names.append(route(Problem(fmt, activation, m, 1, _row(fmt), sm)).kernel.name)
         except UnsupportedError:
             continue
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def _row(fmt: Format) -> int:

@@ -1,7 +1,7 @@
-"""The checks of `qgemm verify`: each looks at the tiles of one tensor and fills a cell of its line.
+"""The checks of `qgemm verify`: each check sees the tiles of one tensor and fills a cell of its line.
 
-A tensor is read in pieces, through the file's descriptor, so that memory is bounded for any tensor and any row, and a
-file that is cut meanwhile ends in an error. Tiles of a piece keep every core busy. A tile is decoded for all checks.
+A tensor is read in pieces through the file's descriptor, so that memory is bounded for any tensor and row length, and a
+file that is truncated meanwhile raises an error. The cores share the tiles of a piece; all checks share a decoded tile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.error_bound import Doubles, a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import Blocks, Format
-from qgemm.converter.compare import compared
+from qgemm.converter.comparison import compare
 from qgemm.converter.report import Line
 from qgemm.converter.weight import Weight
 from qgemm.ops import matmul, quantize_activations
@@ -29,17 +29,17 @@ from qgemm.text import json_value
 
 from .common import Progress, random_tokens
 
-TOKENS, SEED = 4, 0  # of the random x
-TILE = 1 << 15  # weights that a thread looks at at a time, in 2 MiB with all its temporaries; a longer row is cut
-PIECE = 1 << 21  # weights that are read at a time
-ROW = 256  # weights of the rows that a vector is cut into: every block of ggml divides it
-NO_CODEC = "no codec"  # this library can list such a tensor, no more
+TOKENS, SEED = 4, 0  # rows of the random x, and its seed
+TILE = 1 << 15  # weights that a thread checks at a time: 2 MiB with temporaries; longer rows are split
+PIECE = 1 << 21  # weights that one read loads
+ROW = 256  # a vector is split into rows of this length, which every block size of ggml divides
+NO_CODEC = "no codec"  # this library can only list the tensor
 
 Booleans = NDArray[np.bool_]
 
 
 class Cell(NamedTuple):
-    """What a check found, whether that is a failure, and the same as numbers where it is some."""
+    """The result of a check as text, whether it is a failure, and the result as numbers if it has any."""
 
     text: str
     failed: bool = False
@@ -51,9 +51,9 @@ class Cell(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Rows of a piece: blocks [n, b], and the values [n, K] that they decode to, as they come and in float64.
+    """Rows of a piece: blocks [n, b], and their decoded values [n, K], as decoded and in float64.
 
-    first: the number of the first block, in the whole tensor.
+    first: index of the first block in the whole tensor.
     """
 
     first: int
@@ -64,32 +64,32 @@ class Tile(NamedTuple):
 
 
 class Check(ABC):
-    """Sees all tiles of a tensor, those of a piece from several threads and in any order, then says what it found."""
+    """Sees all tiles of a tensor, in any order and from several threads, then returns its result as a Cell."""
 
-    title, key = "", ""  # of its column, and in JSON
+    title, key = "", ""  # heading of the column, key in JSON
 
     def __init__(self, fmt: Format) -> None:
         self.format = fmt
         self.lock = Lock()
 
     def begin(self, piece: Tensor) -> None:  # noqa: B027 few need it
-        """Make ready for the tiles of a piece, a matrix."""
+        """Prepare for the tiles of a piece, which is a matrix."""
 
     @abstractmethod
     def see(self, tile: Tile) -> None:
-        """Look at one tile."""
+        """Check one tile."""
 
     @abstractmethod
     def cell(self) -> Cell:
-        """What all tiles showed."""
+        """The result over all tiles."""
 
 
 class _BadBlocks(Check):
-    """A check of each block for itself: counts the bad ones, and remembers the first."""
+    """A check of single blocks: counts the bad ones, and remembers the first."""
 
     def __init__(self, fmt: Format, shape: tuple[int, ...]) -> None:
         super().__init__(fmt)
-        self.shape = shape  # of the tensor's blocks
+        self.shape = shape  # [..., blocks in a row]
         self.count, self.first = 0, prod(shape)
 
     @abstractmethod
@@ -113,7 +113,7 @@ class _BadBlocks(Check):
 
 
 class Finite(_BadBlocks):
-    """No value is NaN or infinite. In a block such values come from a scale that is, for no code is itself."""
+    """No value is NaN or infinite. In a block that only happens when a scale is: no code is NaN or infinite."""
 
     title, key = "NaN/Inf", "finite"
 
@@ -123,7 +123,7 @@ class Finite(_BadBlocks):
 
 
 class Decode(_BadBlocks):
-    """The values are bit for bit those of the gguf package, any NaN for any NaN."""
+    """The values equal those of the gguf package bit for bit, except that any NaN equals any NaN."""
 
     title, key = "decode", "decode"
 
@@ -135,7 +135,7 @@ class Decode(_BadBlocks):
 
 
 class ProductA16(Check):
-    """`matmul(x, w)` for random x lies within the bound of its float32 sums; shown is the worst error / bound."""
+    """`matmul(x, w)` with random x is within the bound of float32 sums; the cell shows the worst error / bound."""
 
     title, key = "a16 err/bound", "a16"
 
@@ -163,7 +163,7 @@ class ProductA16(Check):
 
 
 class ProductA8(ProductA16):
-    """`matmul(x, w, "a8")` lies within the bound of its formula, on the same Q8_1 blocks of x in exact integers."""
+    """`matmul(x, w, "a8")` is within the error bound of its formula, for the same Q8_1 blocks of x."""
 
     title, key = "a8 err/bound", "a8"
 
@@ -182,7 +182,7 @@ CHECKS = (Finite, Decode, ProductA16, ProductA8)
 
 
 def checks_of(tensor: Tensor) -> list[Check | Cell]:
-    """A check for each of CHECKS, or a cell that says why it does not apply."""
+    """One entry for each of CHECKS: the check, or a cell that says why it does not apply."""
     fmt, (_, k) = tensor.format, as_matrix(tensor)
     shape = *tensor.shape[:-1], fmt.blocks_in(tensor.shape[-1])
     checks: list[Check | Cell] = [Finite(fmt, shape) if has_numbers(fmt) else Cell(NO_CODEC)]
@@ -195,12 +195,12 @@ def checks_of(tensor: Tensor) -> list[Check | Cell]:
 
 
 def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Cell, Line | None]:
-    """The values are those of another tensor, of any format, up to a relative RMS error; what the converter says."""
+    """Compare with another tensor up to a relative RMS error -> the cell, and the converter's report line."""
     if weight is None:
         return Cell("missing", failed=True), None
     if weight.shape != tensor.shape:
         return Cell(f"shape {weight.shape}", failed=True), None
-    identical, line = compared(weight, tensor)
+    identical, line = compare(weight, tensor)
     if identical:
         return Cell("identical"), line
     if line.error is None:
@@ -212,9 +212,9 @@ def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Ce
 def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:
     """Show every tile of a tensor to every check."""
     fmt, (rows, k) = tensor.format, as_matrix(tensor)
-    width, most = fmt.blocks_in(k), max(1, PIECE // k)
-    for start in range(0, rows, most):
-        count = min(most, rows - start)
+    width, step = fmt.blocks_in(k), max(1, PIECE // k)
+    for start in range(0, rows, step):
+        count = min(step, rows - start)
         blocks = tensor.read(start * width, (start + count) * width).reshape(count, width)
         for check in checks:
             check.begin(Tensor(fmt, (count, k), blocks, tensor.name))
@@ -222,7 +222,7 @@ def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:
         def work(rows: slice, blocks: Blocks = blocks, start: int = start) -> None:
             part = blocks[rows]
             values = numbers(fmt, part)
-            with np.errstate(all="ignore"):  # whatever a file holds is data here
+            with np.errstate(all="ignore"):  # NaN and infinity are data here
                 tile = Tile((start + rows.start) * width, rows, part, values, values.astype(np.float64))
                 for check in checks:
                     check.see(tile)
@@ -232,7 +232,7 @@ def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:
 
 
 def as_matrix(tensor: Tensor) -> tuple[int, int]:
-    """The rows and columns of the tensor as a matrix; a vector and rows longer than a tile are cut into equal ones."""
+    """Rows and columns of the tensor as a matrix. A vector, and rows longer than a tile, are split into equal rows."""
     *_, k = tensor.shape
     if tensor.ndim == 1:
         k = gcd(k, ROW)
@@ -243,7 +243,7 @@ def as_matrix(tensor: Tensor) -> tuple[int, int]:
 
 
 def has_numbers(fmt: Format) -> bool:
-    """Whether the values of a format are known: it has a decoder, or is one of NumPy's types."""
+    """Whether the values of a format can be read: it has a decoder, or is a NumPy type."""
     return fmt.levels is not None or fmt.plain
 
 
@@ -255,7 +255,7 @@ def numbers(fmt: Format, blocks: Blocks) -> NDArray[Any]:
 
 
 def oracle(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
-    """The values that the gguf package decodes; NotImplementedError without a codec there."""
+    """The values that the gguf package decodes; NotImplementedError if it has no codec."""
     if fmt.ggml_type is None:
         raise NotImplementedError(f"{fmt} is no ggml type")
     if fmt.ggml_type not in set(GGMLQuantizationType):

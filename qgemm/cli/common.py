@@ -1,4 +1,4 @@
-"""What the commands share: the record of one, and arguments that several take."""
+"""Code shared by the commands: the record of a command, and arguments that several of them accept."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.converter.sources import SOURCES
+from qgemm.converter.source_readers import SOURCES
 from qgemm.errors import QgemmError
 from qgemm.files.paths import shown_path
 from qgemm.tensor import Tensor
 
-OTHERS = tuple(suffix for suffix in SOURCES if suffix != ".gguf")  # ends of names of what `qgemm convert` reads
+OTHERS = tuple(suffix for suffix in SOURCES if suffix != ".gguf")  # file name endings that only `qgemm convert` reads
 
 
 class UsageError(Exception):
-    """A command line that makes no sense: exit code 2."""
+    """A wrong command line: exit code 2."""
 
 
 class Command(NamedTuple):
-    """One word of the command line: how it is called, what it takes, what it does.
+    """One command of `qgemm`: its name, texts and arguments, and the function that runs it.
 
-    run: returns the exit code, 0 or 1; prints data on stdout; raises what the person should read on stderr.
+    run: returns the exit code, 0 or 1; prints data on stdout; raises errors whose message the user should read.
     """
 
     name: str
@@ -44,33 +44,33 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def need_gguf(path: str) -> None:
-    """QgemmError for the path of what else `qgemm convert` reads."""
+    """QgemmError for a path that only `qgemm convert` reads."""
     if os.path.isdir(path) or path.endswith(OTHERS):
         raise QgemmError(f"{shown_path(path)}: is no .gguf file; `qgemm convert` makes one of it")
 
 
 def add_pattern(parser: argparse.ArgumentParser) -> None:
     """--tensors REGEX."""
-    parser.add_argument("--tensors", metavar="REGEX", type=pattern, help="only tensors in whose name it is found")
+    parser.add_argument("--tensors", metavar="REGEX", type=pattern, help="only tensors whose name matches REGEX")
 
 
-def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+def add_json(parser: argparse.ArgumentParser, subject: str) -> None:
     """--json."""
-    parser.add_argument("--json", action="store_true", help=f"{what} as strict JSON: NaN is a string")
+    parser.add_argument("--json", action="store_true", help=f"{subject} as strict JSON: NaN is a string")
 
 
 def selected(names: Iterable[str], pattern: re.Pattern[str] | None) -> list[str]:
-    """The names in which the pattern is found, all without one; an error if there is none."""
+    """The names that match the pattern, all names without one; an error if nothing matches."""
     if pattern is None:
         return list(names)
-    found = [name for name in names if pattern.search(name)]
-    if not found:
+    matches = [name for name in names if pattern.search(name)]
+    if not matches:
         raise QgemmError(f"no tensor's name has {pattern.pattern!r} in it")
-    return found
+    return matches
 
 
 def dims(tensor: Tensor) -> tuple[str, str]:
-    """Both orders of a shape: ggml's ne [K, N], fastest first, and NumPy's (N, K)."""
+    """A shape in both orders: ggml's ne [K, N], fastest axis first, and NumPy's (N, K)."""
     return str(list(tensor.shape[::-1])), str(tensor.shape)
 
 
@@ -80,18 +80,18 @@ def random_tokens(m: int, k: int, seed: int) -> NDArray[np.float32]:
 
 
 class Progress:
-    """A bar of bytes on stderr for work that passes a second; nothing if stderr is no terminal."""
+    """A bar of bytes on stderr for work longer than a second; nothing if stderr is no terminal."""
 
-    def __init__(self, what: str, total: int) -> None:
+    def __init__(self, title: str, total: int) -> None:
         from tqdm import tqdm
 
         self._lock = Lock()
         self._bar: tqdm[NoReturn] = tqdm(
-            desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False
+            desc=title, total=total, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False
         )
 
     def advance(self, nbytes: int) -> None:
-        """So many bytes more are done; from any thread."""
+        """Count `nbytes` more as done; from any thread."""
         with self._lock:
             self._bar.update(nbytes)
 
@@ -103,33 +103,33 @@ class Progress:
 
 
 def counts(text: str) -> list[int]:
-    """An argument of positive whole numbers with commas between."""
+    """An argument: positive whole numbers separated by commas."""
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and int(word) for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected positive whole numbers, with commas between")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected positive whole numbers, separated by commas")
     return [int(word) for word in words]
 
 
 def count(text: str) -> int:
-    """An argument that is a positive whole number."""
+    """An argument: a positive whole number."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a positive whole number")
     return int(text)
 
 
 def limit(text: str) -> float:
-    """An argument that errors are held against: a number from 0 on, which NaN is not."""
+    """An argument: an upper bound of errors, a number from 0 on and not NaN."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = -1.0
-    if not found >= 0:
+        number = -1.0
+    if not number >= 0:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 on")
-    return found
+    return number
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """An argument that is a regular expression."""
+    """An argument: a regular expression."""
     try:
         return re.compile(text)
     except re.error as error:

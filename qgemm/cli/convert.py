@@ -1,4 +1,4 @@
-"""qgemm convert: weights of any kind of file into another format, and what that cost."""
+"""qgemm convert: convert the weights of a file of any kind to another format, and report the errors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qgemm.codec.search import searched
-from qgemm.converter.api import opened
+from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.job import BACKENDS, convert
 from qgemm.converter.mixture import MIXTURES
-from qgemm.converter.names import rename
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
-from qgemm.converter.rules import OUTPUT, Ends, Options, asked, override
-from qgemm.converter.targets import makes_model
+from qgemm.converter.rules import OUTPUT, Ends, Options, parse_override, parse_type
+from qgemm.converter.targets import is_gguf_path
+from qgemm.converter.tensor_names import parse_rename
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
@@ -31,38 +31,38 @@ from .common import Command, Progress, UsageError, add_json, count, limit, patte
 # Symmetric formats first.
 SEARCHED = ", ".join(fmt.name for fmt in sorted(filter(searched, FORMATS.values()), key=lambda fmt: fmt.has_minimum))
 DESCRIPTION = f"""\
-Convert the weights of SRC to TYPE and write them to DST. A DST that exists is replaced only with --force, then whole
-or not at all; one that belongs to SRC never.
+Convert the weights of SRC to TYPE and write them to DST. An existing DST is replaced only with --force, and then whole
+or not at all; a file of SRC is never replaced.
 
   SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
-        checkpoints quantized by AWQ, GPTQ or as kbit; a folder of Hugging Face becomes a model that llama.cpp loads
+        checkpoints quantized by AWQ, GPTQ or as kbit; a Hugging Face folder becomes a model that llama.cpp loads
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16; with --layout a folder
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
         with --layout group formats: u4z_g128 (4 bits, zeros, groups of 128), u8_row, u3_g64_bf16 ...;
-        file types, which mix them as llama-quantize does: {", ".join(MIXTURES)}
+        file types, which mix formats as llama-quantize does: {", ".join(MIXTURES)}
 
-Tensors of that type are copied byte for byte. Where a type has all codes of another, codes are copied and at most
-scales are rounded. What llama-quantize would not quantize (vectors, norms, position tables, ...) stays as it is."""
+Tensors that have TYPE already are copied byte for byte. If TYPE has all codes of a tensor's type, codes are copied and
+at most scales are rounded. Tensors that llama-quantize would not quantize (vectors, norms, ...) stay as they are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """SRC DST TYPE and what may be said about types, errors and reports."""
-    parser.add_argument("source", metavar="SRC", help="what is converted")
+    """SRC DST TYPE, and options for types, errors and reports."""
+    parser.add_argument("source", metavar="SRC", help="the weights to convert")
     parser.add_argument("target", metavar="DST", help="the file to write")
     parser.add_argument("type", metavar="TYPE", help="a format, or a file type of llama-quantize, e.g. q4_k_m")
     parser.add_argument(
         "--tensor-type", metavar="REGEX=TYPE", action="append", default=[],
-        help="another format for tensors in whose name REGEX is found; repeatable, the first that is found wins",
+        help="another format for tensors whose name matches REGEX; repeatable, the first match wins",
     )  # fmt: skip
-    for name, what in (("token-embedding", "the token embedding"), ("output-tensor", "the output matrix")):
-        parser.add_argument(f"--{name}-type", metavar="TYPE", help=f"the format of {what}; comes before --tensor-type")
+    for name, tensor in (("token-embedding", "the token embedding"), ("output-tensor", "the output matrix")):
+        parser.add_argument(f"--{name}-type", metavar="TYPE", help=f"the format of {tensor}; overrides --tensor-type")
     parser.add_argument("--leave-output-tensor", action="store_true", help="leave the output matrix as it is")
     parser.add_argument(
         "--keep", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors as they are"
     )
     parser.add_argument("--pure", action="store_true", help="all in one format: that of TYPE, or a file type's default")
     parser.add_argument(
-        "--allow-requantize", action="store_true", help="quantize again what is quantized, where codes cannot be copied"
+        "--allow-requantize", action="store_true", help="quantize quantized tensors again, where codes cannot be copied"
     )
     parser.add_argument(
         "--search",
@@ -70,11 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"look for better scales, for {SEARCHED}: lower error, slower",
     )
     parser.add_argument(
-        "--imatrix", metavar="FILE", help="llama.cpp's importance matrix (.gguf or .dat): search, for its tensors"
+        "--imatrix",
+        metavar="FILE",
+        help="llama.cpp's importance matrix (.gguf or .dat): search scales for its tensors",
     )
     parser.add_argument(
         "--rename", metavar="REGEX=NEW", action="append", default=[],
-        help="other names: each match of REGEX becomes NEW, which may have \\1; repeatable, one after another",
+        help="rename tensors: each match of REGEX becomes NEW, which may contain \\1; repeatable, applied in order",
     )  # fmt: skip
     parser.add_argument(
         "--like",
@@ -82,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BASE",
         help="metadata, names, order and layout of BASE, a .gguf file of the same model",
     )
-    parser.add_argument("--part", action="store_true", help="of a shard that file alone, not all of its model")
+    parser.add_argument("--part", action="store_true", help="convert only this shard, not its whole model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
     parser.add_argument(
         "--layout", choices=LAYOUTS,
@@ -101,17 +103,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, then print what happened to each tensor."""
+    """Convert, then print a line for each tensor."""
     check_order(args)
     try:
-        default, mixture = asked(args.type)
+        default, mixture = parse_type(args.type)
         ends = [
             None if name is None else format_named(name, to_write=True)
             for name in (args.token_embedding_type, args.output_tensor_type)
         ]
         options = Options(
             default,
-            [override(text) for text in args.tensor_type],
+            [parse_override(text) for text in args.tensor_type],
             [*args.keep, *[OUTPUT] * args.leave_output_tensor],
             args.pure,
             args.allow_requantize,
@@ -122,14 +124,14 @@ def run(args: argparse.Namespace) -> int:
             layout=args.layout or "",
         )
         check_layout(options)
-        renames = [rename(text) for text in args.rename]
+        renames = [parse_rename(text) for text in args.rename]
     except QgemmError as error:
         raise UsageError(str(error)) from None
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
     with (
-        opened(
-            args.source, renames, args.like, [args.imatrix], args.part, makes_model(args.target) and not args.layout
+        open_for_conversion(
+            args.source, renames, args.like, [args.imatrix], args.part, is_gguf_path(args.target) and not args.layout
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):
@@ -151,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
         json_text(args.source), json_text(args.target), (options.mixture or options.type.name).upper(), lines, nbytes
     )
     print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes)]), sep="\n")
-    check_outputs(args, files)  # some are there only now
+    check_outputs(args, files)  # some of them exist only now
     if args.report is not None:
         write_file(args.report, ("\n".join(json_lines(text)) + "\n").encode())
     if args.plot is not None:
@@ -160,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_order(args: argparse.Namespace) -> None:
-    """Refuse SRC DST TYPE in another order, with the command in the right one."""
+    """Refuse SRC DST TYPE in another order; the message has the command in the right order."""
     words = [args.source, args.target, args.type]
     types = [word for word in words if word.lower() in FORMATS]
     if args.type not in types and len(types) == 1:
@@ -175,11 +177,11 @@ def check_outputs(args: argparse.Namespace, files: Sequence[PathLike]) -> None:
         check_output(args.report, files)
     if args.plot is not None:
         check_plot(args.plot)
-        check_output(args.plot, [*files, *given(args.report)])
+        check_output(args.plot, [*files, *as_list(args.report)])
 
 
-def given(path: PathLike | None) -> list[PathLike]:
-    """The value of an option that is a path, if it has one."""
+def as_list(path: PathLike | None) -> list[PathLike]:
+    """The path of an option as a list; empty if the option is not set."""
     return [] if path is None else [path]
 
 

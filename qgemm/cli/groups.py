@@ -12,15 +12,15 @@ from typing import NamedTuple, TypeAlias
 from qgemm.tensor import Tensor
 from qgemm.text import printable
 
-NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # between dots, as a count is written
-MOST = 3  # numbers of a name that are looked at: layer, expert, part
+NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,8})(?![^.])")  # between dots, without leading zeros
+MAX_NUMBERS = 3  # numbers of a name that are compared: layer, expert, part
 
 Numbers: TypeAlias = tuple[int, ...]
-Box: TypeAlias = tuple[Numbers, ...]  # a set of numbers for each place: it stands for every choice of one from each
+Box: TypeAlias = tuple[Numbers, ...]  # a set of numbers for each position; stands for all combinations
 
 
 class Entry(NamedTuple):
-    """One tensor of any kind of file; tensor: of a .gguf file, whose tensors products take as they are."""
+    """One tensor of any kind of file. tensor: set for a .gguf file, whose tensors can be multiplied as they are."""
 
     name: str
     type: str
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Tensors that differ in numbers of their names alone: the first one, how many, and the name of all, printable."""
+    """Tensors whose names differ only in numbers: the first tensor, their count, and one printable name for all."""
 
     first: Entry
     tensors: int
@@ -43,21 +43,21 @@ def grouped(entries: Iterable[Entry]) -> list[Group]:
     for place, entry in enumerate(entries):
         words, numbers = _cut(entry.name)
         alike[words, entry.type, entry.shape][numbers] = place, entry
-    found = []
+    placed_groups = []
     for (words, *_), members in alike.items():  # type: ignore[misc]
         for box in boxes(sorted(members)):
             place, first = members[tuple(numbers[0] for numbers in box)]
-            found.append((place, Group(first, prod(map(len, box)), _name(words, box))))
-    return [group for _, group in sorted(found, key=lambda each: each[0])]
+            placed_groups.append((place, Group(first, prod(map(len, box)), _name(words, box))))
+    return [group for _, group in sorted(placed_groups, key=lambda placed: placed[0])]
 
 
 def single(entries: Iterable[Entry]) -> list[Group]:
-    """Each tensor for itself."""
+    """A group for each tensor."""
     return [Group(entry, 1, printable(entry.name)) for entry in entries]
 
 
 def boxes(members: Sequence[Numbers]) -> list[Box]:
-    """Sorted tuples of equal length as few boxes that hold these and no other.
+    """Sorted tuples of equal length as a few boxes that together hold exactly these tuples.
 
     >>> boxes([(0, 7), (0, 8), (1, 7), (1, 8), (2, 7)])
     [((0, 1), (7, 8)), ((2,), (7,))]
@@ -65,13 +65,13 @@ def boxes(members: Sequence[Numbers]) -> list[Box]:
     if not members[0]:
         return [()]
     alike: dict[tuple[Box, ...], list[int]] = {}
-    for first, some in groupby(members, key=lambda numbers: numbers[0]):
-        alike.setdefault(tuple(boxes([numbers[1:] for numbers in some])), []).append(first)
+    for first, tuples in groupby(members, key=lambda numbers: numbers[0]):
+        alike.setdefault(tuple(boxes([numbers[1:] for numbers in tuples])), []).append(first)
     return [(tuple(firsts), *box) for rest, firsts in alike.items() for box in rest]
 
 
 def spans(numbers: Numbers) -> str:
-    """Rising numbers in short.
+    """Increasing numbers as ranges.
 
     >>> spans((5,)), spans((0, 1, 2, 4, 6, 7))
     ('5', '{0-2,4,6-7}')
@@ -87,12 +87,12 @@ def spans(numbers: Numbers) -> str:
 
 
 def _cut(name: str) -> tuple[tuple[str, ...], Numbers]:
-    """The words of a name and the numbers between them."""
+    """The parts of a name around its numbers, and the numbers."""
     words, numbers, end = [], [], 0
-    for found in list(NUMBER.finditer(name))[:MOST]:
-        words.append(name[end : found.start()])
-        numbers.append(int(found[0]))
-        end = found.end()
+    for match in list(NUMBER.finditer(name))[:MAX_NUMBERS]:
+        words.append(name[end : match.start()])
+        numbers.append(int(match[0]))
+        end = match.end()
     return (*words, name[end:]), tuple(numbers)
 
 

@@ -1,4 +1,4 @@
-"""qgemm info: what a file of weights holds, and what can be done with it here."""
+"""qgemm info: the content of a file of weights, and the products that this machine can compute with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import Status, backends
 from qgemm.codec.format import Format
-from qgemm.converter.sources import open_source
+from qgemm.converter.source_readers import open_source
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import shown, shown_path
@@ -33,12 +33,12 @@ from .abilities import cuda_sm, on_cpu, on_cuda
 from .common import OTHERS, Command, add_json, add_pattern, selected
 from .groups import Entry, grouped, single
 
-KEY_WIDTH = 40  # characters of a key of metadata that its value makes room for
-FIRST = 16  # elements of an array that are looked at to fill a line
+KEY_WIDTH = 40  # characters reserved for a metadata key; a longer key shortens its value
+FIRST = 16  # elements of an array that are printed
 
 
 class Content(NamedTuple):
-    """What a file holds. gguf: version and alignment of a .gguf file, whose tensors products take as they are."""
+    """The content of a file. gguf: version and alignment of a .gguf file, whose tensors products accept as they are."""
 
     path: str
     paths: Sequence[str]
@@ -52,30 +52,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="FILE", help="a .gguf file, the first shard of a split model, or what `qgemm convert` reads"
     )
-    add_json(parser, "metadata whole and each tensor for itself,")
+    add_json(parser, "all metadata, and an entry for each tensor,")
     add_pattern(parser)
     tensors = parser.add_mutually_exclusive_group()
-    tensors.add_argument("--all", action="store_true", help="a line for each tensor, not for those of all layers")
+    tensors.add_argument("--all", action="store_true", help="a line for each tensor, not one for all layers")
     tensors.add_argument("--no-tensors", action="store_true", help="no list of tensors")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the file's facts, its metadata, its types, its tensors."""
+    """Print the facts, metadata, types and tensors of the file."""
     with ExitStack() as stack:
         content = opened(args.file, stack)
         by_name = {entry.name: entry for entry in content.entries}
         content = content._replace(entries=[by_name[name] for name in selected(by_name, args.tensors)])
-        found = backends()
+        states = backends()
         if args.json:
-            print(*json_lines(document(content, list(by_name.values()), found, not args.no_tensors)), sep="\n")
+            print(*json_lines(document(content, list(by_name.values()), states, not args.no_tensors)), sep="\n")
             return 0
         width = terminal_width()
         parts = [
             facts(content, list(by_name.values()), width),
-            backend_lines(found, width),
+            backend_lines(states, width),
             metadata(content, width),
             types(content, width),
-            kernels(content, found["cuda"], width),
+            kernels(content, states["cuda"], width),
         ]
         if not args.no_tensors:
             parts.append(listing(content, args.all, width))
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def opened(path: str, stack: ExitStack) -> Content:
-    """The content of what is at a path, which stays open as long as the stack; of a folder its one .gguf file, too."""
+    """The content of the file at a path, or of a folder's only .gguf file; it stays open as long as the stack."""
     ggufs = sorted(glob.glob(os.path.join(glob.escape(path), "*.gguf"))) if os.path.isdir(path) else []
     if ggufs and not glob.glob(os.path.join(glob.escape(path), "*.safetensors")):
         if len(ggufs) > 1:
@@ -93,15 +93,17 @@ def opened(path: str, stack: ExitStack) -> Content:
         path = ggufs[0]
     if not os.path.isdir(path) and not path.endswith(OTHERS):
         file = stack.enter_context(open_gguf(path))
-        entries = [Entry(name, str(each.format), each.shape, each.nbytes, each) for name, each in file.items()]
+        entries = [
+            Entry(name, str(tensor.format), tensor.shape, tensor.nbytes, tensor) for name, tensor in file.items()
+        ]
         return Content(file.path, file.paths, file.metadata, entries, (file.version, file.alignment))
     source = stack.enter_context(open_source(path))
-    entries = [Entry(name, each.type, each.shape, each.nbytes) for name, each in source.weights.items()]
+    entries = [Entry(name, weight.type, weight.shape, weight.nbytes) for name, weight in source.weights.items()]
     return Content(source.path, [source.path], source.metadata, entries)
 
 
 def facts(content: Content, entries: Sequence[Entry], width: int) -> str:
-    """The file as a whole: what it is, its size, how many weights."""
+    """The file as a whole: kind, size, number of weights."""
     weights = sum(prod(entry.shape) for entry in entries)
     packed = sum(entry.nbytes for entry in entries)
     bpw = f", {_bpw(entries):.3f} bits per weight" if weights else ""
@@ -117,36 +119,36 @@ def facts(content: Content, entries: Sequence[Entry], width: int) -> str:
     return fitted("<<", rows, width)
 
 
-def backend_lines(found: dict[str, Status], width: int) -> str:
-    """A line for each backend: whether it works here, with what or why not."""
+def backend_lines(states: dict[str, Status], width: int) -> str:
+    """A line for each backend: its device and versions, or why it does not work here."""
     words = {True: "available", False: "not available"}
-    return fitted("<<<", [(name, words[b.available], printable(b.detail)) for name, b in found.items()], width)
+    return fitted("<<<", [(name, words[b.available], printable(b.detail)) for name, b in states.items()], width)
 
 
 def metadata(content: Content, width: int) -> str:
     """A line for each key, and as much of its value as fits."""
     longest = max((len(printable(key)) for key in content.metadata), default=0)
-    room = width - min(longest, KEY_WIDTH) - 2
-    rows = [(printable(key), cut(shown_value(value, room), room)) for key, value in content.metadata.items()]
+    space = width - min(longest, KEY_WIDTH) - 2
+    rows = [(printable(key), cut(shown_value(value, space), space)) for key, value in content.metadata.items()]
     return fitted("<<", [("metadata", ""), *rows], width) if rows else ""
 
 
-def shown_value(value: Any, room: int) -> str:
-    """A metadata value in a line; of an array its length, its type and the first elements."""
+def shown_value(value: Any, space: int) -> str:
+    """A metadata value in a line; for an array its length, its type and the first elements."""
     if isinstance(value, str):
-        return printable(value[: room + 1])
+        return printable(value[: space + 1])
     if not hasattr(value, "__len__"):
         return printable(str(value))
     kind = f"{value.dtype.name}" if hasattr(value, "dtype") else "strings"
     dots = ["..."] * (len(value) > FIRST)
-    return f"{len(value)} {kind}: " + ", ".join([*(shown_value(item, room) for item in value[:FIRST]), *dots])
+    return f"{len(value)} {kind}: " + ", ".join([*(shown_value(item, space) for item in value[:FIRST]), *dots])
 
 
 def types(content: Content, width: int) -> str:
-    """A line for each type: how many tensors, weights and bytes, and of a .gguf file what the CPU does with them."""
+    """A line for each type: numbers of tensors, weights and bytes, and for a .gguf file the abilities of the CPU."""
     rows = [("type", "tensors", "weights", "bytes", "bpw", *["cpu"] * (content.gguf is not None))]
     for name, entries in by_type(content).items():
-        weights, packed = sum(prod(each.shape) for each in entries), sum(each.nbytes for each in entries)
+        weights, packed = sum(prod(entry.shape) for entry in entries), sum(entry.nbytes for entry in entries)
         fmt, ndim = _kind(entries)
         abilities = [] if fmt is None else [str(on_cpu(fmt, ndim))]
         rows.append((name, str(len(entries)), str(weights), str(packed), f"{_bpw(entries):g}", *abilities))
@@ -154,7 +156,7 @@ def types(content: Content, width: int) -> str:
 
 
 def kernels(content: Content, cuda: Status, width: int) -> str:
-    """For each type the kernels that serve its matrices on this machine's GPU, if there is one."""
+    """For each type the kernels that serve its matrices on this machine's GPU; empty without a GPU."""
     sm = cuda_sm(cuda)
     if sm is None or content.gguf is None:
         return ""
@@ -168,7 +170,7 @@ def kernels(content: Content, cuda: Status, width: int) -> str:
 
 
 def listing(content: Content, every: bool, width: int) -> str:
-    """A line for each tensor, or for those that differ in their layer alone."""
+    """A line for each tensor, or a line for tensors that differ only in their layer."""
     groups = single(content.entries) if every else grouped(content.entries)
     rows = [("tensor", "type", "shape (N, K)", "count", "bytes")]
     for group in groups:
@@ -178,9 +180,9 @@ def listing(content: Content, every: bool, width: int) -> str:
     return text if len(groups) == len(content.entries) else f"{text}\n\n--all has a line for each tensor"
 
 
-def document(content: Content, entries: Sequence[Entry], found: dict[str, Status], listed: bool) -> dict[str, Any]:
-    """All of it for JSON."""
-    sm = cuda_sm(found["cuda"])
+def document(content: Content, entries: Sequence[Entry], states: dict[str, Status], listed: bool) -> dict[str, Any]:
+    """The same content for JSON."""
+    sm = cuda_sm(states["cuda"])
     version, alignment = content.gguf or (None, None)
     text = {
         "path": json_text(content.path),
@@ -189,7 +191,7 @@ def document(content: Content, entries: Sequence[Entry], found: dict[str, Status
         "version": version,
         "alignment": alignment,
         "metadata": {json_text(key): json_value(value) for key, value in content.metadata.items()},
-        "backends": {name: backend._asdict() for name, backend in found.items()},
+        "backends": {name: backend._asdict() for name, backend in states.items()},
         "cuda_sm": sm,
         "types": [
             {
@@ -206,15 +208,15 @@ def document(content: Content, entries: Sequence[Entry], found: dict[str, Status
 
 
 def by_type(content: Content) -> dict[str, list[Entry]]:
-    """The tensors of each type, the most bytes first."""
-    found: dict[str, list[Entry]] = {}
+    """The tensors of each type, the type with most bytes first."""
+    entries: dict[str, list[Entry]] = {}
     for entry in content.entries:
-        found.setdefault(entry.type, []).append(entry)
-    return dict(sorted(found.items(), key=lambda each: -sum(entry.nbytes for entry in each[1])))
+        entries.setdefault(entry.type, []).append(entry)
+    return dict(sorted(entries.items(), key=lambda item: -sum(entry.nbytes for entry in item[1])))
 
 
 def _item(entry: Entry, sm: int | None) -> dict[str, Any]:
-    """A tensor for JSON; cpu, cuda: null for what is to be converted first, cuda also where there is no GPU."""
+    """A tensor for JSON. cpu, cuda: null for tensors that must be converted first; cuda also without a GPU."""
     fmt, ndim = _kind([entry])
     return {
         "name": json_text(entry.name),
@@ -228,7 +230,7 @@ def _item(entry: Entry, sm: int | None) -> dict[str, Any]:
 
 
 def _kind(entries: Sequence[Entry]) -> tuple[Format | None, int]:
-    """The format of tensors of one type, and the axes of the ones that are most like a matrix."""
+    """The format of tensors of one type, and their number of axes: 2 if any of them is a matrix."""
     formats = [entry.tensor.format for entry in entries if entry.tensor is not None]
     axes = {len(entry.shape) for entry in entries}
     return formats[0] if formats else None, 2 if 2 in axes else max(axes)
@@ -246,13 +248,13 @@ def _size(paths: Sequence[str]) -> int:
 
 COMMAND = Command(
     "info",
-    "what a file holds, and what can be done with it here",
+    "show a file's content, and the products possible here",
     """\
-What a file holds: its facts, its metadata, its types, its tensors; of a .gguf file for each type what this machine can
-do with it. Tensors that differ in their layer alone share a line.
+Show the size, metadata, types and tensors of a file, and for a .gguf file the products that this machine can compute
+with each type. Tensors that differ only in their layer share a line.
 
-cpu lists the activations that a product takes; cuda the kernels that serve them on this machine's GPU, from small to
-large M (`qgemm routes` has the limits).""",
+Column cpu lists the activations that products accept; cuda the kernels of this machine's GPU, from small to large M
+(`qgemm routes` has the limits).""",
     "qgemm info model.gguf --tensors 'blk\\.0\\.'\n"
     """  qgemm info model.gguf --json | jq '.tensors[] | select(.type == "Q4_0") | .name'""",
     add_arguments,

@@ -1,7 +1,7 @@
 """The command `qgemm`: data on stdout, messages on stderr.
 
-Exit codes: 0 it went well, 1 the check or the work failed, 2 the command line is wrong; 130 interrupted, and 141,
-as shells have it, if whoever read stdout went away.
+Exit codes: 0 success, 1 the check or the work failed, 2 the command line is wrong, 130 interrupted, 141 (as in shells)
+the reader of stdout went away.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from qgemm.backend import backends
@@ -32,12 +32,17 @@ COMMANDS = (
     bench.COMMAND,
 )
 
-# What can go wrong with files, arguments and devices (CUDA's errors are RuntimeErrors). The rest is a bug of ours.
+# Errors of files, arguments and devices (CUDA raises RuntimeError). Anything else is a bug of this package.
 EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command of `qgemm`; returns the exit code."""
+    return run(parser, argv)
+
+
+def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None = None) -> int:
+    """Parse a command line (default: that of the process) and call its `run`; errors become a line and an exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         try:
@@ -61,14 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line; a command is a row of COMMANDS."""
-    top = _Parser(
+    """The whole command line: a subparser for each of COMMANDS."""
+    top = OneLineParser(
         prog="qgemm",
         description="Matrix products directly on the packed tensors of .gguf files.",
         epilog="`qgemm COMMAND --help` has more, with an example.",
         allow_abbrev=False,
     )
-    top.add_argument("--version", action=_Version, help="print the version and what the backends are, then exit")
+    top.add_argument("--version", action=_Version, help="print the version and the state of the backends, then exit")
     words = top.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         word = words.add_parser(
@@ -76,14 +81,14 @@ def parser() -> argparse.ArgumentParser:
             help=command.summary,
             description=command.description,
             epilog=f"example:\n  {command.example}",
-            formatter_class=_Help,
+            formatter_class=Help,
             allow_abbrev=False,
         )
         command.add_arguments(word)
         word.set_defaults(run=command.run)
     top.set_defaults(run=_no_command)
-    for each in (top, *words.choices.values()):
-        each.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    for command_parser in (top, *words.choices.values()):
+        command_parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return top
 
 
@@ -92,22 +97,22 @@ def _no_command(args: argparse.Namespace) -> NoReturn:
     raise UsageError(f"name a command: {names} (`qgemm --help` has more)")
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Text in the width of the terminal: sentences filled, a line of a table or of a list continued below its text."""
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Text in the width of the terminal: paragraphs are filled, rows of tables and lists continue below their text."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(filled(part, width) for part in text.split("\n\n"))
 
 
-class _Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, like all others."""
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, as all errors of a command are."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (`{self.prog} --help` has more)")
 
 
 class _Version(argparse.Action):
-    """--version: looks for a GPU only when asked."""
+    """--version: looks for a GPU only if the option is there."""
 
     def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
@@ -127,13 +132,13 @@ def _complain(error: BaseException, status: int) -> int:
 
 
 def _print_anything() -> None:
-    """Let no character end a command: what stdout's encoding lacks is printed as an escape."""
+    """Print characters that the encoding of stdout lacks as escapes, so that they cannot raise an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:
-    """Write what stdout holds back; if that fails, drop it, or Python would try again at its end and complain."""
+    """Flush stdout; if that fails, redirect it, because Python would flush again at exit and report the error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -29,12 +29,12 @@ from qgemm.text import columns, json_lines, json_text, json_value, printable
 from .abilities import NUMPY, cuda_sm
 from .common import Command, Progress, UsageError, add_file, add_json, counts, need_gguf, random_tokens
 
-RUNS, SECONDS = 7, 2.0  # timed calls, of which the median counts; fewer once they have taken so long
-TILE = 1 << 20  # weights that the reference decodes at a time: 8 MiB of float64
+RUNS, SECONDS = 7, 2.0  # timed calls, whose median counts; fewer if they last longer than SECONDS
+TILE = 1 << 20  # weights that the reference decodes at once: 8 MiB of float64
 
 
 class Product(NamedTuple):
-    """y [..., N] float32 on the host, the time it took, the kernel that computed it."""
+    """y [..., N] float32 on the host, the seconds of the product, the name of the kernel."""
 
     y: NDArray[np.float32]
     seconds: float
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--m", metavar="M,...", type=counts, default=[1, 16, 512],
         help="random activations of M rows, a product for each M (default 1,16,512)",
     )  # fmt: skip
-    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="of the random activations (default 0)")
+    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="seed of the random activations (default 0)")
     parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
     parser.add_argument(
         "--activation",
@@ -86,33 +86,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Multiply each x, compare with float64, print the result."""
     if args.out is not None and args.x is None and len(args.m) > 1:
-        raise UsageError("--out takes one product: give --x, or --m with a single number")
+        raise UsageError("--out needs one product: --x, or --m with a single number")
     need_gguf(args.file)
     with open_gguf(args.file, copy=True) as file:
         if args.out is not None:
             check_output(args.out, [*file.paths, *([] if args.x is None else [args.x])])
         w = file[args.tensor]
         check_weights(w, args.activation)
-        given = None if args.x is None else load(args.x)
+        loaded = None if args.x is None else load(args.x)
         drawn = (random_tokens(m, w.shape[1], args.seed) for m in args.m)
-        inputs: Iterator[NDArray[Any]] = drawn if given is None else iter([given])
+        inputs: Iterator[NDArray[Any]] = drawn if loaded is None else iter([loaded])
         multiply = BACKENDS[args.backend](w, args.activation)
         lines = []
-        with Progress("matmul", w.nbytes * (len(args.m) if given is None else 1)) as progress:
+        with Progress("matmul", w.nbytes * (len(args.m) if loaded is None else 1)) as progress:
             for x in inputs:
                 y, seconds, kernel = multiply(x)
                 lines.append(Line(y.size // w.shape[0], *errors(x, w, y, progress), seconds, kernel))
     if args.out is not None:
         save(args.out, y)
     if args.json:
-        print(*json_lines(document(args, w, given, lines)), sep="\n")
+        print(*json_lines(document(args, w, loaded, lines)), sep="\n")
     else:
-        print(report(args, w, given, lines))
+        print(report(args, w, loaded, lines))
     return 0
 
 
 def report(args: argparse.Namespace, w: Tensor, x: NDArray[Any] | None, lines: list[Line]) -> str:
-    """What was multiplied and where, and a row a product; x: the given one."""
+    """The inputs and the backend, and a row for each product. x: None if it was random."""
     source = f"standard normal, seed {args.seed}" if x is None else f"{printable(args.x)}, {x.dtype} {x.shape}"
     facts = [
         ("w", f"{printable(w.name)}, {w.format} {w.shape}"),
@@ -145,12 +145,12 @@ def load(path: str) -> NDArray[Any]:
         return floats(np.load(path, allow_pickle=False))
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # NumPy has many kinds for what is not its own
+    except Exception as error:  # NumPy raises many types for files that are no .npy
         raise QgemmError(f"{shown_path(path)}: is not a .npy file of floats: {error}") from error
 
 
 def save(path: str, y: NDArray[np.float32]) -> None:
-    """Write a .npy file, which replaces any old one once it is complete."""
+    """Write a .npy file; it replaces an old file only once it is complete."""
     with replacing(path) as fd, open(fd, "wb", closefd=False) as file:
         np.save(file, y)
 
@@ -174,7 +174,7 @@ def errors(x: NDArray[Any], w: Tensor, y: NDArray[Any], progress: Progress) -> t
 
 
 def on_cpu(w: Tensor, activation: Activation) -> Multiply:
-    """Products by NumPy."""
+    """Products by the CPU backend."""
 
     def multiply(x: NDArray[Any]) -> Product:
         y, seconds = timed(lambda: matmul(x, w, activation, dtype=np.float32))
@@ -184,7 +184,7 @@ def on_cpu(w: Tensor, activation: Activation) -> Multiply:
 
 
 def on_cuda(w: Tensor, activation: Activation) -> Multiply:
-    """Products by the current GPU; x is there before the time starts, y comes back after it ended."""
+    """Products by the current GPU; the time excludes the transfers of x and y."""
     state = backends()["cuda"]
     sm = cuda_sm(state)
     if sm is None:
@@ -207,7 +207,7 @@ BACKENDS: dict[str, Callable[[Tensor, Activation], Multiply]] = {"cpu": on_cpu, 
 
 
 def timed(call: Callable[[], Any], wait: Callable[[], object] = lambda: None) -> tuple[Any, float]:
-    """The result of a call that ends with `wait`, and the median of its times after one that warms up."""
+    """The result of a call followed by `wait`, and the median time of further calls; the first warms up."""
     result = call()
     wait()
     times: list[float] = []

@@ -20,12 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """FILE [--m M,...] [--activation a16|a8|a8_g256|e4m3_g256] [--dtype DTYPE]."""
     add_file(parser)
     parser.add_argument("--m", metavar="M,...", type=counts, help="rows of x (default: any from 1 to 4096)")
-    parser.add_argument("--activation", choices=KINDS, help="default: a16, as that of products")
+    parser.add_argument("--activation", choices=KINDS, help="default: a16")
     parser.add_argument("--dtype", choices=DTYPES, help="the type of x (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, say how many kernels there are, where they are kept, and what that took."""
+    """Compile; print the number of kernels, the seconds, and the cache folder."""
     need_gguf(args.file)
     with open_gguf(args.file) as model:
         done = prepare(model, args.m, activation=args.activation, dtype=args.dtype)
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
 COMMAND = Command(
     "prepare",
     "compile a model's kernels before its first product",
-    "What products by the tensors of a file would compile at their first use is compiled on all cores and kept in\n"
-    "the cache, $QGEMM_CACHE_DIR or else ~/.cache/qgemm: for the GPU of this machine, or without one for its CPU.",
+    "Compile the code that products with a file's tensors need, on all cores, into the cache ($QGEMM_CACHE_DIR, or\n"
+    "~/.cache/qgemm): for the GPU of this machine, or for its CPU if it has no GPU.",
     "qgemm prepare model.gguf --m 1,512 --dtype float16",
     add_arguments,
     run,

@@ -15,19 +15,19 @@ from .abilities import on_cpu, served
 from .common import Command, UsageError, count
 
 EXAMPLE = "q4_0 a16 M=64 N=8192 K=8192"
-SHOWN = 5  # configs
-TUNED_SM = 90  # the compute capability that configs were measured on
+SHOWN = 5  # configs that are printed
+TUNED_SM = 90  # compute capability on which the configs were measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """[--problem "FORMAT a16|a8 M=M N=N K=K [x=half|bf16|float]" [--sms COUNT]] [--sm SM]."""
     parser.add_argument(
         "--problem", metavar="P", type=problem,
-        help=f'the kernel and config for one product, e.g. "{EXAMPLE}"; x=bf16 or x=float where x is not half',
+        help=f'print the kernel and config of one product, e.g. "{EXAMPLE}"; add x=bf16 or x=float unless x is half',
     )  # fmt: skip
     parser.add_argument(
         "--sm", metavar="SM", type=count,
-        help=f"compute capability, 90 is 9.0: its rows alone; of P (default: this machine's GPU, else {TUNED_SM})",
+        help=f"compute capability, 90 is 9.0: only its rows; the GPU of P (default: this machine's, else {TUNED_SM})",
     )  # fmt: skip
     parser.add_argument(
         "--sms", metavar="COUNT", type=count, help=f"SMs for P (default: this machine's, else {TUNED_SMS})"
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print both tables, or what one product gets."""
+    """Print both tables, or the kernel and config of one product."""
     here = gpu_here()
     if args.problem is None:
         print(route_table(args.sm), format_table(args.sm), sep="\n\n")
@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def gpu_here() -> Gpu | None:
-    """This machine's GPU, if it can be used."""
+    """This machine's GPU, if it is usable."""
     return gpu(0) if backends()["cuda"].available else None
 
 
 def machine(here: Gpu | None) -> str:
-    """Which rows are for this machine."""
+    """A sentence about the rows that apply to this machine."""
     if here is None:
         return f"None of these serves this machine: {printable(backends()['cuda'].detail)}"
     return f"This machine's GPU is sm_{here.sm}: --sm {here.sm} lists its rows alone."
@@ -74,44 +74,44 @@ def problem(text: str) -> Problem:
 
 
 def choice(p: Problem) -> str:
-    """The route of a problem and its config, with the configs that come next and what the cost model predicts."""
+    """The route and config of a problem, and the next best configs with the times that the cost model predicts."""
     kernel = route(p).kernel
     lines = [f"{p}, {p.sms} SMs: {kernel.name}"]
-    asked = p._replace(x=kernel.reads(p)[0])
-    found = [(str(config), us) for config, us in kernel.ranked(asked) if config is not None]
-    if not found:
+    problem_of_kernel = p._replace(x=kernel.reads(p)[0])
+    ranked = [(str(config), us) for config, us in kernel.ranked(problem_of_kernel) if config is not None]
+    if not ranked:
         return lines[0] + ", which has no configs"
-    if found[0][1] is None:
-        lines.append(f"{len(found)} of its configs can serve it; the first, by their table, is launched")
-        return "\n".join([*lines, *(config for config, _ in found[:SHOWN])])
-    lines.append(f"{len(found)} of its configs can serve it; the one of least predicted time is launched")
-    rows = [("config", "us"), *((config, f"{us:.2f}") for config, us in found[:SHOWN])]
+    if ranked[0][1] is None:
+        lines.append(f"{len(ranked)} of its configs can serve it; the first, by their table, is launched")
+        return "\n".join([*lines, *(config for config, _ in ranked[:SHOWN])])
+    lines.append(f"{len(ranked)} of its configs can serve it; the one of least predicted time is launched")
+    rows = [("config", "us"), *((config, f"{us:.2f}") for config, us in ranked[:SHOWN])]
     return "\n".join([*lines, columns("<>", rows)])
 
 
 def route_table(sm: int | None = None) -> str:
-    """ROUTES, of which a product takes the first row that fits it; with `sm` those of this compute capability."""
+    """The table ROUTES, in which the first row that fits serves a product; with `sm` only its rows."""
     rows = [("kernel", "activation", "x", "M <=", "GPUs", "formats", "token tiles", "what it does")]
     for row in rows_of(sm):
-        most = "any" if row.most == ANY else str(row.most)
+        limit = "any" if row.most == ANY else str(row.most)
         tiles = ", ".join(map(str, row.tokens)) or "-"
         types = ", ".join(row.types)
         rows.append(
-            (row.kernel.name, ", ".join(row.activations), types, most, row.gpus, row.formats.label, tiles, row.what)
+            (row.kernel.name, ", ".join(row.activations), types, limit, row.gpus, row.formats.label, tiles, row.what)
         )
     return columns("<<<><<<<", rows)
 
 
 def rows_of(sm: int | None) -> list[Route]:
-    """The rows for a compute capability, all of them without one."""
-    found = [row for row in ROUTES if sm is None or row.runs_on(sm)]
-    if not found:
-        raise UsageError(f"--sm {sm}: no row serves it; the least that one does is {min(row.least for row in ROUTES)}")
-    return found
+    """The rows for a compute capability; all rows without one."""
+    rows = [row for row in ROUTES if sm is None or row.runs_on(sm)]
+    if not rows:
+        raise UsageError(f"--sm {sm}: no row serves it; the lowest served is {min(row.least for row in ROUTES)}")
+    return rows
 
 
 def format_table(sm: int | None = None) -> str:
-    """A line for each format: its size, and who multiplies it with which activations."""
+    """A line for each format: its size, and the backends and kernels for each activation."""
     rows = [("format", "bpw", "cpu", *(f"cuda {activation}" for activation in ACTIVATIONS))]
     for fmt in FORMATS.values():
         kernels = (", ".join(served(fmt, activation, sm)) or "-" for activation in ACTIVATIONS)
@@ -121,8 +121,8 @@ def format_table(sm: int | None = None) -> str:
 
 COMMAND = Command(
     "routes",
-    "the table of GPU kernels, and the formats they serve",
-    "The dispatch table of the GPU: a product takes the first row that fits it. Then each format with its kernels.",
+    "print the table of GPU kernels, and the formats they serve",
+    "Print the GPU's dispatch table (the first row that fits serves a product), and the kernels of each format.",
     f'qgemm routes --problem "{EXAMPLE}"',
     add_arguments,
     run,

@@ -1,4 +1,4 @@
-"""The command `qgemm` from its first instruction: also while Python imports, Ctrl-C ends it by a line and code 130."""
+"""The command `qgemm` from its first instruction on: Ctrl-C ends it with one line and code 130, even during imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERRUPTED = 130  # as shells have it
 
 def main() -> int:
     """Run the command line of this process; returns the exit code."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores Ctrl-C
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job ignores Ctrl-C
     if ours:
         signal.signal(signal.SIGINT, _end)
     try:
@@ -24,7 +24,6 @@ def main() -> int:
 
 
 def _end(*_: object) -> int:
-    """End at once: nothing was begun yet. Not by an exception, which the module that is being imported may take for an
-    error of its own."""
+    """Exit at once: nothing has started yet. An exception could be caught by the module that is being imported."""
     os.write(2, b"qgemm: interrupted\n")
     os._exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""qgemm verify: whether a .gguf file is sound, and this library computes with it what it should."""
+"""qgemm verify: check that a .gguf file is sound and that this library computes correct products with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from qgemm.converter.report import Line as Conversion
 from qgemm.converter.report import table
-from qgemm.converter.sources import open_source
+from qgemm.converter.source_readers import open_source
 from qgemm.converter.weight import Weight
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.tensor import Tensor
@@ -21,18 +21,18 @@ from .common import Command, Progress, add_file, add_json, add_pattern, limit, n
 
 OK, FAIL, LISTED = "ok", "FAIL", "-"  # verdicts; a tensor without a codec can only be listed
 VERDICTS = {OK: "ok", FAIL: "failed", LISTED: "listed"}  # in JSON
-AGAINST = "against"  # of the comparison with OTHER, in JSON
+AGAINST = "against"  # key in JSON of the comparison with OTHER
 
 DESCRIPTION = """\
-Whether a .gguf file is sound, and this library computes with it what it should:
+Check that a .gguf file is sound and that this library computes correct products with it:
 
-  NaN/Inf        blocks (numbers, of plain types) that are NaN or infinite
-  decode         decoded values, bit for bit against the gguf package
+  NaN/Inf        blocks (numbers, for plain types) that hold NaN or infinity
+  decode         decoded values, compared bit for bit with the gguf package
   a16 err/bound  products with random x against float64 (rows beyond 32768 weights
   a8 err/bound   in parts); up to 1 they are within the error of float32 sums
-  RMS to OTHER   relative RMS difference to the tensor of that name in OTHER
+  RMS to OTHER   relative RMS difference to the tensor of the same name in OTHER
 
-With --against a second table says what became of each tensor of OTHER, as `qgemm convert` does.
+With --against a second table shows how each tensor of OTHER was converted, as `qgemm convert` does.
 The structure of the file is checked by opening it. Exit code 1 if anything fails."""
 
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="OTHER",
-        help="compare with the same tensors of another file: anything that `qgemm convert` reads",
+        help="compare with the same tensors of another file, of any kind that `qgemm convert` reads",
     )
     parser.add_argument(
         "--tolerance", metavar="R", type=limit, default=1.0,
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Line(NamedTuple):
-    """One tensor and what its checks found."""
+    """One tensor and the results of its checks."""
 
     name: str
     type: str
@@ -82,7 +82,7 @@ class Line(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """One of the three."""
+        """OK, FAIL or LISTED."""
         if any(cell.failed for cell in self.cells):
             return FAIL
         return LISTED if self.cells[0].text == NO_CODEC else OK
@@ -91,7 +91,7 @@ class Line(NamedTuple):
 def verify(
     name: str, file: Mapping[str, Tensor], others: Mapping[str, Weight] | None, tolerance: float, progress: Progress
 ) -> Line:
-    """Check the tensor of this name, which is in the file, in the others, or in both."""
+    """Check the tensor of this name in the file, in the others, or in both."""
     if name not in file:
         assert others is not None
         missing = Cell("only in OTHER", failed=True)
@@ -116,7 +116,7 @@ def report(titles: list[str], lines: list[Line]) -> str:
 
 
 def document(path: str, other: str | None, lines: list[Line]) -> dict[str, Any]:
-    """All of it for JSON."""
+    """The same content for JSON."""
     keys, count = [*(check.key for check in CHECKS), AGAINST], Counter(line.verdict for line in lines)
     return {
         "path": json_text(path),

@@ -14,24 +14,24 @@ from qgemm.formats import format_named
 
 from . import job
 from .checkpoint_target import check_layout
-from .folder import as_model
-from .like import alike
-from .names import Rename, renamed
+from .gguf_template import match_layout
+from .hf_folder import to_gguf_model
 from .report import Line, table, totals
-from .rules import OUTPUT, Ends, Options, asked
-from .sources import open_source
-from .targets import makes_model
+from .rules import OUTPUT, Ends, Options, parse_type
+from .source_readers import open_source
+from .targets import is_gguf_path
+from .tensor_names import Rename, apply_renames
 from .weight import Source
 
 Pattern: TypeAlias = str | re.Pattern[str]
 
 
 class Conversion(NamedTuple):
-    """What a conversion did: a line for each tensor of the new file, and the bytes of the tensors that were read.
+    """The result of a conversion: a line for each tensor of the new file, and the size of the source tensors in bytes.
 
     A Line has name, shape, old and new type, `how` ("exact", "rounded-scale", "rounded", "quantized", "requantized"),
     error (relative RMS of all weights; None in a dry run), bpw (bits per weight), nbytes, and the rule that kept it.
-    As a string it is what `qgemm convert` prints.
+    `str` gives the text that `qgemm convert` prints.
     """
 
     lines: list[Line]
@@ -41,7 +41,7 @@ class Conversion(NamedTuple):
         return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes)])
 
 
-def opened(
+def open_for_conversion(
     src: PathLike,
     rename: Iterable[Rename] = (),
     like: PathLike | None = None,
@@ -49,17 +49,17 @@ def opened(
     part: bool = False,
     model: bool = False,
 ) -> Source:
-    """An open source as it is to be converted: with new names, then like another file or (model) as a .gguf model.
+    """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
-    beside: other files in use.
+    beside: other input files, which the conversion must not overwrite.
     """
     source = open_source(src, part=part)
     try:
-        source = renamed(source, list(rename))
+        source = apply_renames(source, list(rename))
         if like is not None:
-            source = alike(source, like)
+            source = match_layout(source, like)
         elif model and os.path.isdir(src):
-            source = as_model(source, src)
+            source = to_gguf_model(source, src)
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
         source.close()
@@ -93,36 +93,37 @@ def convert(
     max_rel_error: float | None = None,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Conversion:
-    """Write the weights of `src` to `dst` in the format `type`: what `qgemm convert SRC DST TYPE` does.
+    """Write the weights of `src` to `dst` in the format `type`, as `qgemm convert SRC DST TYPE` does.
 
     type: a format, or a file type of llama-quantize ("q4_k_m"), which mixes formats as it does.
 
     src: a .gguf file (or its first shard), .safetensors (or its index), a checkpoint's folder, .npy or .npz, also
-    quantized by AWQ, GPTQ, FP8 or as kbit. A folder of Hugging Face whose architecture is known becomes a model that
+    quantized by AWQ, GPTQ, FP8 or as kbit. A Hugging Face folder of a supported architecture becomes a model that
     llama.cpp loads: names, metadata, tokenizer and layout. dst: .gguf; .safetensors or .npz for f32, f16 and bf16.
-    tensor_types: other formats for tensors in whose name a regular expression is found; the first that is wins. They
-    do not reach what llama-quantize keeps (norms, vectors, routers ...). token_embedding_type, output_tensor_type: the
-    formats of these two matrices; leave_output_tensor: the latter stays as it is. keep: expressions of tensors left as
-    they are.
-    rename: expressions, and what replaces each match in a name (`re.sub`).
-    like: a .gguf file of the same model, which gives metadata, names, order and layout, so that a checkpoint of
-    Hugging Face becomes a model that runs.
-    keep_split: of a split .gguf file as many shards, named after dst; types as llama-quantize chooses them then.
+    tensor_types: other formats for tensors whose name matches a regular expression (`re.search`); the first match
+    wins. Tensors that llama-quantize keeps (norms, vectors, routers ...) ignore it. token_embedding_type,
+    output_tensor_type: the formats of these two matrices; leave_output_tensor: the output matrix keeps its type. keep:
+    regular expressions of tensors that keep their type.
+    rename: regular expressions, and the replacement of each match in a name (`re.sub`).
+    like: a .gguf file of the same model, whose metadata, names, order and layout the new file gets, so that a
+    Hugging Face checkpoint becomes a model that runs.
+    keep_split: write as many shards as the split .gguf source has, named after dst; types are chosen as llama-quantize
+    does in that case.
     layout: "awq", "gptq" or "compressed-tensors": dst is a folder, which becomes a checkpoint of that method in
-    `type`, a group format such as "u4z_g128"; the output matrix and the token embedding stay plain unless `pure` or a
-    type is said.
-    pure: all in one format, that of `type` or the default of a file type. allow_requantize: quantize again where codes
+    `type`, a group format such as "u4z_g128"; the output matrix and the token embedding stay plain unless `pure` is
+    set or a type is given for them.
+    pure: one format for all tensors, `type` or the default of a file type. allow_requantize: quantize again where codes
     cannot be copied.
-    search: look for better scales; imatrix: llama.cpp's importance matrix, search with it for its tensors.
-    part: of a shard, which otherwise brings all others with it, that file alone.
-    force: replace an old `dst`, whole or not at all; a file that belongs to `src` never. dry_run: only plan.
-    threads: default one a core. backend: "cuda" encodes on the GPU, into the same bytes. max_rel_error: fail if a
-    tensor's relative RMS error is above. progress: called with the bytes of `src` that are done, and all.
+    search: search for better scales; imatrix: llama.cpp's importance matrix, whose tensors are searched with it.
+    part: convert one shard alone; by default a shard stands for the whole split model.
+    force: replace an old `dst`, whole or not at all, but never a file that belongs to `src`. dry_run: only plan.
+    threads: one per core by default. backend: "cuda" encodes on the GPU, into the same bytes. max_rel_error: fail if a
+    tensor's relative RMS error is larger. progress: called with the bytes of `src` done so far, and their total.
 
-    Raises QgemmError or a subclass: CheckpointError and GGUFError for files that are malformed or not read,
-    QuantizeError for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` is intact.
+    Raises QgemmError or a subclass: CheckpointError and GGUFError for malformed or unsupported files, QuantizeError
+    for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` stays intact on error.
     """
-    default, mixture = asked(type)
+    default, mixture = parse_type(type)
     options = Options(
         default,
         [(re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()],
@@ -138,7 +139,7 @@ def convert(
     )
     check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
-    with opened(src, renames, like, [imatrix], part, makes_model(dst) and not layout) as source:
+    with open_for_conversion(src, renames, like, [imatrix], part, is_gguf_path(dst) and not layout) as source:
         total, done = source.nbytes, 0
 
         def advance(nbytes: int) -> None:

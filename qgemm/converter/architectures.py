@@ -1,7 +1,7 @@
-"""Architectures of Hugging Face that become .gguf models: a record each, as llama.cpp's converter treats them.
+"""Hugging Face architectures that become .gguf models: one record each, following llama.cpp's converter.
 
-Shapes are in letters: V tokens, E hidden size, F feed-forward, H query and G key-value heads, D numbers of a head,
-X experts, M the experts' feed-forward. A tensor of these names must be there and have this shape.
+Shapes are written in letters: V vocabulary, E hidden size, F feed-forward size, H query heads, G key-value heads,
+D head size, X experts, M feed-forward size of an expert. Every tensor listed must exist and have its shape.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .hyperparameters import (
     phi3_keys,
     qwen3moe_keys,
 )
-from .views import in_order, transposed
-from .weight import Weight, of_numbers
+from .weight import Weight, weight_from_numbers
+from .weight_views import reorder_rows, transpose_matrices
 
-Shapes = Mapping[str, str]  # of tensors by their names in a .gguf file, those of a layer without "blk.N."
+Shapes = Mapping[str, str]  # name in a .gguf file -> shape in letters; names of layers omit "blk.N."
 
 ENDS: Shapes = {"token_embd.weight": "V E", "output_norm.weight": "E"}
 ATTENTION: Shapes = {
@@ -50,13 +50,13 @@ BIASES: Shapes = {"attn_q.bias": "HD", "attn_k.bias": "GD", "attn_v.bias": "GD"}
 class Architecture(NamedTuple):
     """How a family of models becomes a .gguf model.
 
-    kind: the gguf package's word for it. keys: writes the hyperparameters.
-    layer: the tensors of every layer. ffn: besides, those of one with experts or without, by whether it has a router.
-    rotary_pairs: whether rows of queries and keys go into llama.cpp's rotary order.
-    norms_plus_one: whether norms are stored as one less. defaults: what configs leave out.
-    factors: by the kind of rotary scaling, the tensors that it needs.
-    space: whether text gets a space in front before it is cut into pieces, None where the tokenizer says so.
-    split: makes the tensors as llama.cpp has them of those that a checkpoint joins, by Hugging Face's names.
+    kind: the gguf package's architecture. keys: writes the hyperparameters.
+    layer: the tensors of every layer; those of its feed-forward network are added unless listed.
+    rotary_pairs: whether rows of queries and keys move into llama.cpp's rotary order.
+    norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
+    factors: kind of rotary scaling -> the tensors that it adds.
+    space: whether text gets a leading space before tokenization, None if the tokenizer decides.
+    split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names.
     """
 
     kind: MODEL_ARCH
@@ -70,14 +70,14 @@ class Architecture(NamedTuple):
     space: bool | None = None
 
     def shapes(self, experts: bool) -> Shapes:
-        """The tensors of a layer, of one with experts or without."""
+        """The tensors of a layer with or without experts."""
         if "ffn_up.weight" in self.layer:
             return self.layer
         return {**self.layer, **(EXPERTS if experts else DENSE)}
 
 
 def _qwen_experts(weight: Weight) -> list[Weight]:
-    """Gate and up projections of all experts joined, [X, 2 M, E]: gates, then ups; down projections [X, E, M]."""
+    """Split gate and up projections of all experts, [X, 2 M, E] with gates first; down projections are [X, E, M]."""
     stem = weight.name.removesuffix(".weight")
     if stem.endswith("experts.down_proj"):
         return [renamed_to(weight, f"{stem}.weight")]
@@ -85,13 +85,13 @@ def _qwen_experts(weight: Weight) -> list[Weight]:
         return [weight]
     stem, rows = stem.removesuffix("gate_up_proj"), _even(weight, weight.shape[1])
     return [
-        renamed_to(in_order(weight, np.arange(start, start + rows // 2), rows), f"{stem}{part}_proj.weight")
+        renamed_to(reorder_rows(weight, np.arange(start, start + rows // 2), rows), f"{stem}{part}_proj.weight")
         for part, start in (("gate", 0), ("up", rows // 2))
     ]
 
 
 def _gpt_oss(weight: Weight) -> list[Weight]:
-    """Gate and up projections with a row of each in turn, [X, 2 M, E], transposed where they are no MXFP4."""
+    """Split gate and up projections whose rows alternate, [X, 2 M, E]; all but MXFP4 are stored transposed."""
     name = weight.name
     if name.endswith(".sinks"):
         return [renamed_to(weight, f"{name}.weight")]
@@ -101,16 +101,16 @@ def _gpt_oss(weight: Weight) -> list[Weight]:
         stem, values = name.removesuffix("gate_up_proj_bias"), weight.values
         assert values is not None, "integers are no biases"
         both = values(0, weight.size).reshape(-1, _even(weight, weight.shape[-1]))
-        return [of_numbers(f"{stem}{part}_proj.bias", both[:, i::2]) for i, part in enumerate(("gate", "up"))]
+        return [weight_from_numbers(f"{stem}{part}_proj.bias", both[:, i::2]) for i, part in enumerate(("gate", "up"))]
     if not name.endswith(("experts.down_proj", "experts.gate_up_proj")):
         return [weight]
-    matrix = weight if weight.quantized else transposed(weight)
+    matrix = weight if weight.quantized else transpose_matrices(weight)
     if name.endswith("down_proj"):
         return [renamed_to(matrix, f"{name}.weight")]
     stem = name.removesuffix("gate_up_proj")
     _even(weight, matrix.shape[1])
     return [
-        renamed_to(in_order(matrix, np.array([i]), 2), f"{stem}{part}_proj.weight")
+        renamed_to(reorder_rows(matrix, np.array([i]), 2), f"{stem}{part}_proj.weight")
         for i, part in enumerate(("gate", "up"))
     ]
 
@@ -167,7 +167,7 @@ ARCHITECTURES = {
 
 
 def letters(config: Config, tokens: int) -> dict[str, int]:
-    """What the letters of shapes stand for."""
+    """The value of each letter of a shape."""
     heads, dim = config.need("num_attention_heads"), config.head_dim
     groups = config.integer("num_key_value_heads") or heads
     ffn = config.need("intermediate_size")

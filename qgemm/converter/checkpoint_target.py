@@ -1,8 +1,7 @@
-"""A checkpoint as a target: a folder with model.safetensors, in the parts of a layout, and the config that says so.
+"""A checkpoint as a target: a folder with model.safetensors, in the parts of a layout, and the config that names it.
 
-Blocks of a matrix come in order; rows are gathered until they fill a buffer, then written to their places in each part.
-The config is written last: until then the folder holds packed tensors of which nothing says how to decode them, and
-every reader refuses it.
+Blocks of a matrix arrive in order; rows are buffered, then written to their offsets in each part. The config is written
+last: until then the folder holds packed tensors without a description, which every reader refuses.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from qgemm.files.documents import json_object
 from qgemm.files.paths import shown, shown_path, system_errors
 from qgemm.tensor import Tensor
 
-from . import arrays
+from . import array_weights
 from .checkpoints.configs import MODEL, SECTIONS
 from .checkpoints.write import LAYOUTS, WEIGHT, Layout, Part, rows_of, written_by
 from .rules import Options, Step
@@ -36,8 +35,8 @@ from .weight import GROUPS, SAFETENSORS
 
 FILE = "model.safetensors"
 BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "generation_config.json")
-BUFFER = 16 << 20  # bytes of blocks whose rows are written together
-ALIGNED = 32  # rows of which the zeros of any width fill whole words
+BUFFER = 16 << 20  # bytes of blocks that are buffered before their rows are written
+ALIGNED = 32  # rows per write: 32 zeros of any width fill whole words
 
 
 def layout_named(name: str) -> Layout:
@@ -48,44 +47,46 @@ def layout_named(name: str) -> Layout:
 
 
 def check_layout(options: Options) -> None:
-    """QgemmError for a layout that there is not, or that does not hold the type."""
+    """QgemmError if the layout does not exist, or cannot store the type."""
     if options.layout:
         check_type(layout_named(options.layout), options.type)
 
 
 def check_type(layout: Layout, fmt: Format) -> None:
-    """QgemmError unless the layout has a place for the format's blocks."""
+    """QgemmError unless the layout can store the format's blocks."""
     if not layout.holds(fmt):
         raise QgemmError(f"a checkpoint of {layout.name} does not hold {fmt}; it holds {written_by(layout)}")
 
 
-def target_of_layout(layout: Layout, steps: Sequence[Step]) -> Target:
-    """How such a checkpoint's file is written and read back."""
+def layout_target(layout: Layout, steps: Sequence[Step]) -> Target:
+    """The target that writes a checkpoint's file in a layout and reads it back."""
     return Target(partial(_write, layout), partial(_read, layout, steps), None)
 
 
 def check_steps(path: str, layout: Layout, steps: Sequence[Step]) -> None:
-    """QgemmError for tensors that such a checkpoint cannot hold."""
+    """QgemmError for tensors that a checkpoint in this layout cannot hold."""
     quantized = [step for step in steps if step.format.family == GROUPS]
     for step in steps:
-        who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
+        prefix = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
         if step.format.family != GROUPS and str(step.format) not in SAFE_TYPES:
-            raise QgemmError(f"{who}: such a file has no type for {step.format}, only for {', '.join(SAFE_TYPES)}")
+            raise QgemmError(
+                f"{prefix}: this kind of file has no type for {step.format}, only for {', '.join(SAFE_TYPES)}"
+            )
         if step in quantized:
             check_type(layout, step.format)
             if not step.weight.name.endswith(WEIGHT):
-                raise QgemmError(f"{who}: a matrix of {layout.name} has a name that ends in {WEIGHT}")
+                raise QgemmError(f"{prefix}: a matrix of {layout.name} has a name that ends in {WEIGHT}")
     kinds = {str(step.format) for step in quantized}
     if not quantized or (layout.one_setting and len(kinds) > 1):
-        found = ", ".join(sorted(kinds)) or "no quantized matrix"
-        raise QgemmError(f"{shown_path(path)}: {layout.name} has matrices of one format, here are {found}")
+        formats = ", ".join(sorted(kinds)) or "no quantized matrix"
+        raise QgemmError(f"{shown_path(path)}: {layout.name} has matrices of one format, here are {formats}")
 
 
 def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str) -> None:
-    """The config, with what the source's says besides, and the tokenizer of a source that is a folder."""
-    there = source if os.path.isdir(source) else os.path.dirname(source)
-    old = os.path.join(there, MODEL)
-    config = json_object(old) if os.path.exists(old) else {}
+    """Write the config, with the other keys of the source's, and copy the tokenizer files of a source in a folder."""
+    source_folder = source if os.path.isdir(source) else os.path.dirname(source)
+    config_path = os.path.join(source_folder, MODEL)
+    config = json_object(config_path) if os.path.exists(config_path) else {}
     config = {key: value for key, value in config.items() if key not in SECTIONS}
     modules = {step.weight.name.removesuffix(WEIGHT): step.format for step in steps if step.format.family == GROUPS}
     plain = [
@@ -94,7 +95,7 @@ def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str
         if step.format.family != GROUPS and len(step.weight.shape) == 2 and step.weight.name.endswith(WEIGHT)
     ]
     for pattern in BESIDE:
-        for path in sorted(glob(os.path.join(escape(there), pattern))):
+        for path in sorted(glob(os.path.join(escape(source_folder), pattern))):
             with system_errors(path, "read"), open(path, "rb") as file:
                 write_file(os.path.join(folder, os.path.basename(path)), file.read())
     config["quantization_config"] = layout.config(modules, plain)
@@ -102,65 +103,65 @@ def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str
 
 
 def _parts(layout: Layout, steps: Sequence[Step]) -> dict[str, dict[str, Part]]:
-    """Of each tensor by name the tensors of the file, by name."""
-    found: dict[str, dict[str, Part]] = {}
+    """The tensors of the file by name, for each tensor of the source by name."""
+    tensors: dict[str, dict[str, Part]] = {}
     for step in steps:
         name = step.weight.name
         if step.format.family == GROUPS:
             parts = layout.parts(step.format, *step.weight.shape)
-            found[name] = {f"{name.removesuffix(WEIGHT)}.{part}": each for part, each in parts.items()}
+            tensors[name] = {f"{name.removesuffix(WEIGHT)}.{suffix}": part for suffix, part in parts.items()}
         else:
-            found[name] = {name: Part(str(step.format), shape_of(step))}
-    return found
+            tensors[name] = {name: Part(str(step.format), shape_of(step))}
+    return tensors
 
 
 @contextmanager
 def _write(
     layout: Layout, path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
-    """The file: plain tensors, and matrices in their parts."""
+    """Write the file: plain tensors, and matrices in their parts."""
     parts = _parts(layout, steps)
     strings = {key.removeprefix(SAFETENSORS): value for key, value in keys.items() if isinstance(value, str)}
-    named = {name: part for each in parts.values() for name, part in each.items()}
+    named = {name: part for tensors in parts.values() for name, part in tensors.items()}
     described = {name: (part.type, part.shape) for name, part in named.items()}
-    start, places, size = files.laid_out(described, {"format": "pt", **strings})
+    header, offsets, size = files.file_layout(described, {"format": "pt", **strings})
     with replacing(path, check, replace) as fd:
         allocate(fd, size)
-        write_at(fd, 0, memoryview(start))
+        write_at(fd, 0, memoryview(header))
         matrices: dict[str, _Matrix] = {}
         for step in steps:
             if step.format.family == GROUPS:
-                matrices[step.weight.name] = _Matrix(layout, step, parts[step.weight.name], places, fd)
+                matrices[step.weight.name] = _Matrix(layout, step, parts[step.weight.name], offsets, fd)
 
         def append(name: str, fmt: Format, blocks: Blocks) -> None:
             if name in matrices:
                 matrices[name].append(blocks)
             else:
-                places[name] += write_at(fd, places[name], blocks)
+                offsets[name] += write_at(fd, offsets[name], blocks)
 
         yield append
 
 
 class _Matrix:
-    """A matrix that is being written: blocks that came and are no whole rows yet, and where its parts are."""
+    """A matrix that is being written: blocks not yet written, and the offsets of its parts in the file."""
 
     def __init__(
-        self, layout: Layout, step: Step, parts: Mapping[str, Part], places: Mapping[str, int], fd: int
+        self, layout: Layout, step: Step, parts: Mapping[str, Part], offsets: Mapping[str, int], fd: int
     ) -> None:
-        self.layout, self.format, self.parts, self.places, self.fd = layout, step.format, parts, places, fd
+        self.layout, self.format, self.parts, self.offsets, self.fd = layout, step.format, parts, offsets, fd
         self.name = step.weight.name
         self.n, self.k = step.weight.shape
         self.width = self.k // self.format.weights  # blocks of a row
         self.waiting: list[Blocks] = []
-        self.done = 0  # rows
+        self.done = 0  # rows written
         for part, array in layout.constants(self.format, self.n, self.k).items():
-            write_at(fd, places[self._full(part)], array)
+            write_at(fd, offsets[self._full(part)], array)
 
     def _full(self, part: str) -> str:
         return f"{self.name.removesuffix(WEIGHT)}.{part}"
 
     def append(self, blocks: Blocks) -> None:
-        """Take blocks, and write the rows that are whole once they are many, or all."""
+        """Buffer blocks; write whole rows once the buffer is full or the matrix complete."""
         self.waiting.append(blocks.reshape(-1))
         count = sum(map(len, self.waiting))
         if count * self.format.block_bytes < BUFFER and self.done + count // self.width < self.n:
@@ -179,46 +180,46 @@ class _Matrix:
             rule = f"a zero of {rows.zeros.max()} is no code of {self.format.code_bits} bits"
             raise QuantizeError(f"tensor {shown(self.name)}: {rule}, as the zeros of {self.layout.name} are")
         for part, array in self.layout.rows(self.format, rows).items():
-            self._put(self.parts[self._full(part)], self.places[self._full(part)], array)
+            self._put(self.parts[self._full(part)], self.offsets[self._full(part)], array)
         self.done += len(blocks)
 
-    def _put(self, part: Part, place: int, array: NDArray[Any]) -> None:
-        """Rows or columns of a part, from the place of the first row of W that is not written yet."""
+    def _put(self, part: Part, offset: int, array: NDArray[Any]) -> None:
+        """Write rows or columns of a part, which follow those of the rows of W already written."""
         array = np.ascontiguousarray(array)
         first = self.done * (part.shape[1] if part.across else part.shape[0]) // self.n
         stride = prod(part.shape[1:]) * array.itemsize
         if not part.across:
-            write_at(self.fd, place + first * stride, array)
+            write_at(self.fd, offset + first * stride, array)
         elif array.shape[1] == part.shape[1]:
-            write_at(self.fd, place, array)
+            write_at(self.fd, offset, array)
         else:
             for row, values in enumerate(array):
-                write_at(self.fd, place + row * stride + first * array.itemsize, values)
+                write_at(self.fd, offset + row * stride + first * array.itemsize, values)
 
 
 def _read(layout: Layout, steps: Sequence[Step], path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor | None]:
-    """The tensors of a file that was written, matrices in the formats of their steps."""
+    """Read back the tensors of a written file, matrices in the formats of their steps."""
     file = files.SafetensorsFile(path, fd)
     closing.callback(file.close)
-    stored = {name: arrays.Stored(file, entry) for name, entry in file.tensors.items()}
-    found: dict[str, Tensor | None] = {}
+    stored = {name: array_weights.Stored(file, entry) for name, entry in file.tensors.items()}
+    tensors: dict[str, Tensor | None] = {}
     for step in steps:
         name = step.weight.name
         if step.format.family == GROUPS:
-            found[name] = _read_back(layout, name, stored, step.format)
+            tensors[name] = _read_back(layout, name, stored, step.format)
         else:
-            found[name] = arrays.of_stored(name, stored[name]).tensor
-    return found
+            tensors[name] = array_weights.weight_from_stored(name, stored[name]).tensor
+    return tensors
 
 
-def _read_back(layout: Layout, name: str, stored: Mapping[str, arrays.Stored], fmt: Format) -> Tensor:
-    """A matrix as a tensor of the format that it was written from."""
+def _read_back(layout: Layout, name: str, stored: Mapping[str, array_weights.Stored], fmt: Format) -> Tensor:
+    """A written matrix as a tensor of its step's format."""
     matrix = layout.matrix(name.removesuffix(WEIGHT), stored, fmt)
     width = matrix.k // fmt.weights
 
     def read(start: int, stop: int) -> Blocks:
-        run = matrix.step * width  # blocks of the rows that are read at least
-        first, last = start // run * matrix.step, min(-(-stop // run) * matrix.step, matrix.n)
+        aligned = matrix.step * width  # blocks of `step` rows, the fewest that can be read
+        first, last = start // aligned * matrix.step, min(-(-stop // aligned) * matrix.step, matrix.n)
         return matrix.blocks(fmt, first, last).reshape(-1)[start - first * width :][: stop - start]
 
     return Tensor(fmt, (matrix.n, matrix.k), lambda: read(0, matrix.n * width).reshape(-1, width), name, read)

@@ -1,7 +1,7 @@
-"""Ranges of a tensor encoded on a GPU: the same blocks as on the CPU, with the error that they make.
+"""Encode ranges of a tensor on a GPU: the same blocks as on the CPU, and their error.
 
-A range goes up from pinned memory, through the kernel and down into pinned memory on a stream of its own, so that while
-one is encoded, others are copied, read and written.
+Each range has a stream of its own: it is uploaded from pinned memory, encoded, and downloaded into pinned memory, so
+that encoding, copies, reads and writes of different ranges overlap.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from qgemm.codec.packing import Floats
 from qgemm.errors import UnsupportedError
 from qgemm.files.imatrix import Importance
 
-from .encode import Encoder, Piece, Unfit
+from .range_encoding import EncodedRange, Encoder, UnencodableRange
 from .rules import Step
-from .searching import range_of
+from .scale_search import importance_of_range
 
-STREAMS = 4  # ranges on their way at a time, each with a thread: 16 threads hinder each other (11 for 17 GB/s)
-RANGE = 1 << 22  # weights of one, half as many: 17 for 28 GB/s; with all copies of them 180 MiB for float32
-KINDS = {"f32": "float", "f16": "half", "bf16": "bf16"}  # formats whose numbers go up as they are: the kernels' names
+STREAMS = 4  # ranges in flight, each with a thread: 16 threads contend (11 GB/s instead of 17)
+RANGE = 1 << 22  # weights per range, 180 MiB with all copies in float32; half of it: 17 GB/s instead of 28
+KINDS = {"f32": "float", "f16": "half", "bf16": "bf16"}  # format uploaded unchanged -> the kernels' name of its type
 
 
 class Device:
-    """The current CUDA device, as which any number of threads may encode.
+    """The current CUDA device, on which any number of threads may encode.
 
-    UnsupportedError, with the reason, if there is none that can be used.
+    UnsupportedError gives the reason if no device is usable.
     """
 
     def __init__(self) -> None:
@@ -45,10 +45,11 @@ class Device:
             self._streams.put(cupy.cuda.Stream(non_blocking=True))
 
     @staticmethod
-    def serves(step: Step, encoder: Encoder) -> bool:
-        """Whether weights are encoded at all, by a kernel that there is, and not by a search, which the CPU does.
+    def supports(step: Step, encoder: Encoder) -> bool:
+        """Whether a kernel encodes the weights of this step.
 
-        What ggml encodes by an importance matrix in another way than by that search has kernels too.
+        No kernel is needed where blocks or codes are copied. Searches run on the CPU, but the formats that ggml encodes
+        by an importance matrix with its own method have kernels.
         """
         fmt, kernels = step.format, module("cuda").encode
         if encoder.search:
@@ -56,50 +57,52 @@ class Device:
         kernel = (fmt.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
         return kernel and not (step.copied or step.by_codes or fmt.plain)
 
-    def piece(self, step: Step, start: int, stop: int, importance: Importance | None = None) -> Piece:
-        """As `encode.piece` does on the CPU: one range; Unfit if it cannot be held. importance: the encoder's."""
+    def encode_range(self, step: Step, start: int, stop: int, importance: Importance | None = None) -> EncodedRange:
+        """Encode one range, as `range_encoding.encode_range` does; UnencodableRange if the format cannot hold it."""
         stream = self._streams.get()
         try:
             with self._device, stream:
-                of = None if importance is None else range_of(step.weight, importance, start, stop)
-                return _piece(step, start, stop, stream, of)
+                range_importance = (
+                    None if importance is None else importance_of_range(step.weight, importance, start, stop)
+                )
+                return _encode_range(step, start, stop, stream, range_importance)
         finally:
             self._streams.put(stream)
 
 
-def _piece(step: Step, start: int, stop: int, stream: Any, importance: Floats | None) -> Piece:
+def _encode_range(step: Step, start: int, stop: int, stream: Any, importance: Floats | None) -> EncodedRange:
     import cupy
 
     encode, fmt, (numbers, kind) = module("cuda").encode, step.format, _numbers(step, start, stop)
     count = len(numbers) // fmt.weights
-    up = _pinned(numbers.nbytes)
-    up[:] = numbers.view(np.uint8)
+    staged = _pinned(numbers.nbytes)
+    staged[:] = numbers.view(np.uint8)
     values = cupy.empty(numbers.shape, numbers.dtype)
-    values.data.copy_from_host_async(up.ctypes.data, up.nbytes, stream)
-    of = None if importance is None else cupy.asarray(importance)
-    blocks, found = _to_codebook(values, kind, fmt) if fmt.bit_planes else encode.encode(values, kind, fmt, of)
-    made, sums = _pinned(blocks.nbytes), _pinned(found.nbytes)
-    blocks.get(out=made, blocking=False)
-    found.get(out=sums, blocking=False)
+    values.data.copy_from_host_async(staged.ctypes.data, staged.nbytes, stream)
+    weights = None if importance is None else cupy.asarray(importance)
+    blocks, sums = _to_codebook(values, kind, fmt) if fmt.bit_planes else encode.encode(values, kind, fmt, weights)
+    host_blocks, host_sums = _pinned(blocks.nbytes), _pinned(sums.nbytes)
+    blocks.get(out=host_blocks, blocking=False)
+    sums.get(out=host_sums, blocking=False)
     stream.synchronize()
-    of_ctas = sums.view(encode.ENCODE_STATS)
-    if of_ctas["refused"].min() < count:
-        raise Unfit(step)
-    own = made[: count * fmt.block_bytes].view(fmt.dtype)
-    return Piece(own, float(of_ctas["error"].sum()), float(of_ctas["power"].sum()))
+    cta_sums = host_sums.view(encode.ENCODE_STATS)
+    if cta_sums["refused"].min() < count:
+        raise UnencodableRange(step)
+    encoded = host_blocks[: count * fmt.block_bytes].view(fmt.dtype)
+    return EncodedRange(encoded, float(cta_sums["error"].sum()), float(cta_sums["power"].sum()))
 
 
 def _numbers(step: Step, start: int, stop: int) -> tuple[NDArray[Any], str]:
-    """Weights [stop - start] as the source has them, if kernels read such, else as float32; and the kernels' name."""
+    """Weights [stop - start] in the source's type if kernels read it, else as float32; and the kernels' name of it."""
     weight = step.weight
     if weight.tensor is not None and (kind := KINDS.get(weight.tensor.format.name)):
         return np.ascontiguousarray(weight.tensor.read(start, stop)), kind
-    assert weight.values is not None, "the plan refuses what has no decoder"
+    assert weight.values is not None, "the plan refuses types without a decoder"
     return weight.values(start, stop), "float"
 
 
 def _to_codebook(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
-    """As `encode.encode`, for kbit formats, whose kernel makes planes and measures nothing."""
+    """Like cuda.encode.encode, for kbit formats, whose kernel writes bit planes and does not measure the error."""
     import cupy
 
     planes = module("cuda").planes
@@ -110,13 +113,13 @@ def _to_codebook(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
     codes = cupy.empty((count, *fmt.dtype["planes"].shape), np.uint32)
     refused = cupy.full(1, count, np.uint64)
     planes.launch_quantize(fmt, values, absmax, codes, refused)
-    made = planes.Planes(fmt, values.shape, absmax, codes)
-    sums = [cupy.square(x, dtype=np.float64).sum() for x in (made.dequantize() - values, values)]
-    return made.blocks(), cupy.concatenate([*(x.reshape(1).view(np.uint8) for x in sums), refused.view(np.uint8)])
+    encoded = planes.Planes(fmt, values.shape, absmax, codes)
+    sums = [cupy.square(x, dtype=np.float64).sum() for x in (encoded.dequantize() - values, values)]
+    return encoded.blocks(), cupy.concatenate([*(x.reshape(1).view(np.uint8) for x in sums), refused.view(np.uint8)])
 
 
 def _pinned(size: int) -> NDArray[np.uint8]:
-    """Memory on the host that the GPU copies to and from; CuPy keeps it for the next range."""
+    """Pinned host memory; CuPy pools it for the next range."""
     import cupy
 
     return np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)

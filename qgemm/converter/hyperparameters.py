@@ -1,6 +1,6 @@
 """Hyperparameters of a Hugging Face config as metadata of a .gguf file, under the gguf package's keys.
 
-What a model's inference depends on and is not known here is refused by its name, never left out.
+A setting that changes inference and is not supported is refused by its name, never dropped.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
 
-MOST = (1 << 32) - 1  # of an integer: keys are UINT32
+MAX_COUNT = (1 << 32) - 1  # the keys are UINT32
 
 
 @dataclass(frozen=True)
 class Config:
-    """An object of a config file; `where` is what errors call it. Its values are checked when they are asked for."""
+    """An object of a config file, whose values are checked on access; `where` names it in errors."""
 
     where: str
     values: Mapping[str, Any]
 
-    def given(self, *names: str) -> Any:
-        """The value under the first of some names that has one, None if none has."""
+    def value(self, *names: str) -> Any:
+        """The first value that is not null among these keys, None if there is none."""
         return next((self.values[name] for name in names if self.values.get(name) is not None), None)
 
     def integer(self, *names: str) -> int | None:
-        """A count, None where there is none."""
-        found = self.given(*names)
-        if found is not None and (type(found) is not int or not 0 <= found <= MOST):
-            raise self.refusal(names[0], found, "is no count")
-        return found
+        """A count, None where absent."""
+        value = self.value(*names)
+        if value is not None and (type(value) is not int or not 0 <= value <= MAX_COUNT):
+            raise self.refusal(names[0], value, "is no count")
+        return value
 
     def need(self, *names: str) -> int:
-        """A count that must be there and be more than 0."""
-        found = self.integer(*names)
-        if not found:
-            raise self.refusal(names[0], found, "is needed")
-        return found
+        """A positive count that must be present."""
+        value = self.integer(*names)
+        if not value:
+            raise self.refusal(names[0], value, "is needed")
+        return value
 
     def number(self, *names: str) -> float | None:
-        """A finite number, None where there is none."""
-        found = self.given(*names)
-        if found is None:
+        """A finite number, None where absent."""
+        value = self.value(*names)
+        if value is None:
             return None
-        if type(found) not in (int, float) or not isfinite(found):
-            raise self.refusal(names[0], found, "is no number")
-        return float(found)
+        if type(value) not in (int, float) or not isfinite(value):
+            raise self.refusal(names[0], value, "is no number")
+        return float(value)
 
     def numbers(self, name: str) -> Floats:
         """A list of finite numbers as float32, [n]."""
-        found = self.values.get(name)
-        if not isinstance(found, Sequence) or not all(type(each) in (int, float) for each in found):
-            raise self.refusal(name, found, "is no list of numbers")
-        array = np.array(found, np.float32)
+        value = self.values.get(name)
+        if not isinstance(value, Sequence) or not all(type(number) in (int, float) for number in value):
+            raise self.refusal(name, value, "is no list of numbers")
+        array = np.array(value, np.float32)
         if array.ndim != 1 or not np.isfinite(array).all():
-            raise self.refusal(name, found, "is no list of finite numbers")
+            raise self.refusal(name, value, "is no list of finite numbers")
         return array
 
     def section(self, *names: str) -> Config:
-        """An object in this one, empty where there is none."""
-        found = self.given(*names)
-        if found is not None and not isinstance(found, dict):
-            raise self.refusal(names[0], found, "is no object")
-        return Config(f"{self.where}: {names[0]}", found or {})
+        """An object within this one, empty where absent."""
+        value = self.value(*names)
+        if value is not None and not isinstance(value, dict):
+            raise self.refusal(names[0], value, "is no object")
+        return Config(f"{self.where}: {names[0]}", value or {})
 
     def refusal(self, name: str, value: Any, rule: str) -> CheckpointError:
         """The error for a value."""
@@ -78,24 +78,24 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """The size of a head."""
         return self.integer("head_dim") or self.need("hidden_size") // self.need("num_attention_heads")
 
     @property
     def rope(self) -> Config:
-        """What is said of rotary embeddings, of layers that see everything where layers differ."""
+        """The rotary embedding's settings; those of layers with full attention where layers differ."""
         rope = self.section("rope_parameters", "rope_scaling")
         return rope.section("full_attention") if "full_attention" in rope.values else rope
 
     @property
     def rope_of_windows(self) -> float | None:
-        """The base of rotary embeddings in layers with a sliding window, where it is another one."""
+        """The rotary base of layers with a sliding window, None where it is the same."""
         rope = self.section("rope_parameters", "rope_scaling").section("sliding_attention")
         return rope.number("rope_theta") or self.number("rope_local_base_freq")
 
 
 def common_keys(config: Config, writer: GGUFWriter) -> None:
-    """The keys of every decoder: sizes, heads, norms, rotary embeddings, experts."""
+    """Write the keys of every decoder: sizes, heads, norms, rotary embeddings, experts."""
     heads = config.need("num_attention_heads")
     writer.add_block_count(config.need("num_hidden_layers"))
     writer.add_context_length(config.need("max_position_embeddings"))
@@ -118,7 +118,7 @@ def common_keys(config: Config, writer: GGUFWriter) -> None:
 
 
 def rope_keys(config: Config, writer: GGUFWriter) -> None:
-    """Base and scaling of rotary embeddings."""
+    """Write base and scaling of rotary embeddings."""
     rope = config.rope
     base = rope.number("rope_theta") or config.number("rope_theta")
     if base is not None:
@@ -147,37 +147,37 @@ def rope_keys(config: Config, writer: GGUFWriter) -> None:
 
 
 def rope_kind(rope: Config) -> str:
-    """How rotary embeddings are scaled: "default", "linear", "yarn", "llama3", "longrope" or another word."""
-    found = str(rope.given("rope_type", "type") or "default").lower()
-    return "longrope" if found == "su" else found
+    """The kind of rotary scaling: "default", "linear", "yarn", "llama3", "longrope" or another word."""
+    kind = str(rope.value("rope_type", "type") or "default").lower()
+    return "longrope" if kind == "su" else kind
 
 
 def llama3_factors(config: Config) -> dict[str, Floats]:
-    """By its name, what divides the frequencies of a llama 3's rotary embedding, [head_dim / 2].
+    """The tensor of llama 3's divisors of rotary frequencies, [head_dim / 2], by its name.
 
-    Wavelengths beyond the context that the model was first trained with are stretched by `factor`, short ones stay,
-    and those between are interpolated.
+    Wavelengths beyond the original training context are stretched by `factor`, short ones stay, and those between are
+    interpolated.
     """
     rope, dim = config.rope, config.head_dim
     base = rope.number("rope_theta") or config.number("rope_theta") or 10000.0
     factor, low, high = (_needed(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = rope.integer("original_max_position_embeddings") or 8192
     wavelengths = 2 * pi * base ** (np.arange(0, dim, 2) / dim)
-    with np.errstate(all="ignore"):  # what is not finite is refused below
+    with np.errstate(all="ignore"):  # factors that are not finite are refused below
         smooth = np.clip((trained / wavelengths - low) / (high - low), 0, 1)
-        found: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
-    if not np.isfinite(found).all():
+        factors: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
+    if not np.isfinite(factors).all():
         raise rope.refusal("factor", factor, "gives no finite factors")
-    return {"rope_freqs.weight": found.astype(np.float32)}
+    return {"rope_freqs.weight": factors.astype(np.float32)}
 
 
 def longrope_factors(config: Config) -> dict[str, Floats]:
-    """By name, the factors of short and of long contexts, [rotated numbers of a head / 2] each."""
-    return {f"rope_factors_{which}.weight": config.rope.numbers(f"{which}_factor") for which in ("long", "short")}
+    """The factors of short and of long contexts, [rotated dimensions / 2] each, by tensor name."""
+    return {f"rope_factors_{length}.weight": config.rope.numbers(f"{length}_factor") for length in ("long", "short")}
 
 
 def phi3_keys(config: Config, writer: GGUFWriter) -> None:
-    """Those of phi3, whose long context has factors of its own."""
+    """Write the keys of phi3, whose long context has factors of its own."""
     context, rope = config.need("max_position_embeddings"), config.rope
     trained = config.integer("original_max_position_embeddings") or rope.integer("original_max_position_embeddings")
     part = config.number("partial_rotary_factor") or rope.number("partial_rotary_factor") or 1.0
@@ -185,24 +185,24 @@ def phi3_keys(config: Config, writer: GGUFWriter) -> None:
     common_keys(config, writer)
     writer.add_rope_dimension_count(int(part * config.need("hidden_size")) // heads)
     writer.add_rope_scaling_orig_ctx_len(trained or context)
-    writer.add_sliding_window(config.integer("sliding_window") or 0)  # llama.cpp tells phi 4 from phi 3 by the 0
+    writer.add_sliding_window(config.integer("sliding_window") or 0)  # llama.cpp recognizes phi 4 by the 0
     if rope_kind(rope) == "longrope":
         scale = context / (trained or context)
         writer.add_rope_scaling_attn_factors(sqrt(1 + log(scale) / log(trained or context)) if scale > 1 else 1.0)
 
 
 def llama_keys(config: Config, writer: GGUFWriter) -> None:
-    """Those of llama, mistral and mixtral."""
+    """Write the keys of llama, mistral and mixtral."""
     common_keys(config, writer)
     writer.add_vocab_size(config.need("vocab_size"))
     writer.add_rope_dimension_count(config.head_dim)
 
 
 def gemma3_keys(config: Config, writer: GGUFWriter) -> None:
-    """Those of gemma 3, most of whose layers see a window."""
+    """Write the keys of gemma 3, most of whose layers have a sliding window."""
     common_keys(config, writer)
-    if config.given("attn_logit_softcapping") is not None:
-        raise config.refusal("attn_logit_softcapping", config.given("attn_logit_softcapping"), "is not known")
+    if config.value("attn_logit_softcapping") is not None:
+        raise config.refusal("attn_logit_softcapping", config.value("attn_logit_softcapping"), "is not known")
     cap = config.number("final_logit_softcapping")
     if cap is not None:
         writer.add_final_logit_softcapping(cap)
@@ -211,20 +211,20 @@ def gemma3_keys(config: Config, writer: GGUFWriter) -> None:
 
 
 def qwen3moe_keys(config: Config, writer: GGUFWriter) -> None:
-    """Those of a qwen 3 with experts."""
+    """Write the keys of qwen 3 with experts."""
     common_keys(config, writer)
     writer.add_expert_feed_forward_length(config.need("moe_intermediate_size"))
 
 
 def gpt_oss_keys(config: Config, writer: GGUFWriter) -> None:
-    """Those of gpt-oss."""
+    """Write the keys of gpt-oss."""
     common_keys(config, writer)
     writer.add_sliding_window(config.need("sliding_window"))
     writer.add_expert_feed_forward_length(config.need("intermediate_size"))
 
 
 def _needed(config: Config, name: str) -> float:
-    found = config.number(name)
-    if found is None:
-        raise config.refusal(name, found, "is needed")
-    return found
+    value = config.number(name)
+    if value is None:
+        raise config.refusal(name, value, "is needed")
+    return value

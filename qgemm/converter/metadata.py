@@ -1,4 +1,4 @@
-"""Metadata of the file that is written: the source's, what its types make of it, as llama-quantize writes it."""
+"""Metadata of the new file: the source's, and the keys that llama-quantize writes for types and importance."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from qgemm.files.gguf.parts import ARCHITECTURE, OURS
 from qgemm.files.imatrix import Importances
 
 from .mixture import FILE_TYPES
-from .names import shape_keys
 from .rules import Options, Step
+from .tensor_names import shape_keys
 from .weight import Source
 
 IMATRIX = "quantize.imatrix."
-LONGEST = 127  # bytes of a string among llama-quantize's keys
+MAX_STRING_BYTES = 127  # limit of the strings that llama-quantize writes
 
 
 def metadata(source: Source, steps: Sequence[Step], options: Options) -> Mapping[str, Any]:
-    """The keys of a file, or of the first of several."""
+    """The keys of a file, or of the first of several shards."""
     number = np.uint32(file_type(options.type, options.mixture))
-    another = options.mixture and source.metadata.get(Keys.General.FILE_TYPE, number) != number
-    if source.is_gguf and all(step.copied for step in steps) and not another:
+    type_changes = options.mixture and source.metadata.get(Keys.General.FILE_TYPE, number) != number
+    if source.is_gguf and all(step.copied for step in steps) and not type_changes:
         return source.metadata
-    model = {} if source.is_gguf else {ARCHITECTURE: OURS}  # nobody shall take it for a model that can be run
-    changed: dict[str, Any] = {  # behind all others, in llama-quantize's order
+    model = {} if source.is_gguf else {ARCHITECTURE: OURS}  # marks the file as no runnable model
+    changed: dict[str, Any] = {  # written last, in llama-quantize's order
         Keys.General.QUANTIZATION_VERSION: np.uint32(GGML_QUANT_VERSION),
         Keys.General.FILE_TYPE: number,
         **importance_keys(options),
@@ -39,7 +39,7 @@ def metadata(source: Source, steps: Sequence[Step], options: Options) -> Mapping
 
 
 def file_type(fmt: Format, mixture: str) -> int:
-    """llama.cpp's number for a file type, or one of mostly this type; GUESSED for what it has no number for."""
+    """llama.cpp's number of a file type or of a type's file type; GUESSED where it has none."""
     if mixture:
         return FILE_TYPES[mixture].number
     names = (f"MOSTLY_{fmt}", f"ALL_{fmt}", f"MOSTLY_{fmt}_MOE")
@@ -47,24 +47,24 @@ def file_type(fmt: Format, mixture: str) -> int:
 
 
 def importance_keys(options: Options) -> dict[str, Any]:
-    """Which importance matrix was used: its file, text, entries and chunks, as far as they are known."""
-    known = options.importance
-    if not isinstance(known, Importances):
+    """The provenance of the importance matrix: its file, text, entries and chunks, as far as recorded."""
+    importances = options.importance
+    if not isinstance(importances, Importances):
         return {}
-    file, dataset, chunks = known.origin
-    found: dict[str, Any] = {f"{IMATRIX}file": _short(file)}
+    file, dataset, chunks = importances.origin
+    keys: dict[str, Any] = {f"{IMATRIX}file": _short(file)}
     if dataset:
-        found[f"{IMATRIX}dataset"] = _short(dataset)
-    found[f"{IMATRIX}entries_count"] = np.uint32(len(known))
+        keys[f"{IMATRIX}dataset"] = _short(dataset)
+    keys[f"{IMATRIX}entries_count"] = np.uint32(len(importances))
     if chunks > 0:
-        found[f"{IMATRIX}chunks_count"] = np.uint32(chunks)
-    return found
+        keys[f"{IMATRIX}chunks_count"] = np.uint32(chunks)
+    return keys
 
 
 def shard_keys(number: int, count: int, tensors: int) -> dict[str, Any]:
-    """The place of a shard, from 0, in a split model of so many tensors; the first one has the model's keys as well."""
+    """The position of a shard, from 0, in a split model of `tensors` tensors; the first also has the model's keys."""
     return {SPLIT_NO: np.uint16(number), SPLIT_COUNT: np.uint16(count), SPLIT_TENSORS: np.int32(tensors)}
 
 
 def _short(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape")[:LONGEST].decode("utf-8", "ignore")
+    return text.encode("utf-8", "surrogateescape")[:MAX_STRING_BYTES].decode("utf-8", "ignore")

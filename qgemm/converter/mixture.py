@@ -1,7 +1,7 @@
-"""File types of llama-quantize: which type each tensor of a model gets in "q4_k_m" and its like.
+"""File types of llama-quantize: the type of each tensor of a model in "q4_k_m" and others.
 
-The choice is llama.cpp's (0c1e57098, src/llama-quant.cpp). It goes through the tensors in an order of its own and
-counts those of a kind; what suffers most from few bits, or comes early, gets more.
+The choice is llama.cpp's (0c1e57098, src/llama-quant.cpp). It visits the tensors in an order of its own and counts them
+by kind; tensors that suffer most from few bits, or come early, get more bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 class FileType(NamedTuple):
-    """A file type: its number in general.file_type, and the type of tensors for which no rule says otherwise."""
+    """A file type: its number in general.file_type, and the type of tensors that no rule covers."""
 
     number: int
     default: str
@@ -40,29 +40,29 @@ FILE_TYPES = {
     "tq2_0": FileType(37, "tq2_0"), "mxfp4_moe": FileType(38, "mxfp4"), "q1_0": FileType(40, "q1_0"),
     "q2_0": FileType(41, "q2_0"),
 }  # fmt: skip
-MIXTURES = [name for name in FILE_TYPES if name not in FORMATS]  # those not called after their default
+MIXTURES = [name for name in FILE_TYPES if name not in FORMATS]  # file types whose name is not that of a format
 ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
-# What the rules call these file types together.
+# Groups of file types that rules treat alike.
 TWO_BITS = ("iq2_s", "iq2_m")
 LEAST_BITS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", *TWO_BITS)
-OF_EIGHT_EXPERTS = (  # whose attention output gets q5_k
+Q5_K_OUTPUT_OF_EIGHT_EXPERTS = (  # file types whose attention output gets q5_k in models of eight experts
     "q2_k", "iq3_xs", "iq3_xxs", "q3_k_s", "q3_k_m", "iq4_nl", "q4_k_s", "q4_k_m", "iq3_s", "iq3_m", "iq4_xs",
 )  # fmt: skip
-# A type -> the one for rows that its blocks do not fit; of what these do not fit either, F16.
+# A type -> its substitute for rows that are no multiple of its block; F16 where the substitute does not fit either.
 FALLBACKS = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"), "iq4_nl"),
     **dict.fromkeys(("q2_0", "q2_k", "q3_k", "tq1_0", "tq2_0"), "q4_0"),
     "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0",
 }  # fmt: skip
-SHORT = 32  # weights of a block for whose type no other stands: what it does not fit is F16
+SHORT_BLOCK = 32  # weights; types with blocks up to this length fall back to F16 directly
 
-# Types that are of no use without an importance matrix, but for the ends of a model; q2_k in the smallest file alone.
+# Types that need an importance matrix, except for ENDS; q2_k needs it in q2_k_s only.
 NEED_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")
 ENDS = (*EMBEDDINGS, "output.weight")
 
-# The first part that a tensor's name has decides of which kind it is.
+# The kind of a tensor is that of the first pattern that its name matches.
 KINDS = (
     ("v", r"attn_qkv\.weight|attn_kv_b\.weight|attn_v\.weight"),
     ("k", r"attn_k\.weight"),
@@ -74,11 +74,11 @@ KINDS = (
 )
 LAYER = re.compile(r"blk\.(\d+)\.")
 GLM5, BAILING3 = "glm5-next", "bailingmoe3"  # architectures
-LEAST_OF_GLM5 = re.compile(r"attn_q_[ab]|nextn\.eh_proj")  # tensors that get no fewer bits than q8_0
+Q8_0_OF_GLM5 = re.compile(r"attn_q_[ab]|nextn\.eh_proj")  # tensors that are always q8_0
 
 
 class Model(NamedTuple):
-    """What the choice depends on, of a file's metadata."""
+    """The metadata of a model on which the choice depends."""
 
     architecture: str = ""
     layers: int = 0
@@ -87,15 +87,15 @@ class Model(NamedTuple):
     experts: int = 0
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> Model:
-        """By the keys of a .gguf file."""
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Model:
+        """Read the keys of a .gguf file."""
         name = str(metadata.get("general.architecture", ""))
 
         def number(key: str, missing: int = 0) -> int:
-            found = metadata.get(f"{name}.{key}", missing)
-            first = found[0] if isinstance(found, (list, np.ndarray)) and len(found) else found  # of each layer: 0's
+            value = metadata.get(f"{name}.{key}", missing)
+            first = value[0] if isinstance(value, (list, np.ndarray)) and len(value) else value  # per layer: layer 0
             if isinstance(first, bool) or not isinstance(first, (int, np.integer)):
-                raise QgemmError(f"{name}.{key}: {shown(str(found))} is no count")
+                raise QgemmError(f"{name}.{key}: {shown(str(value))} is no count")
             return int(first)
 
         layers = number("block_count") * number("num_loops", 1) + (name == "graniteswitch")
@@ -104,26 +104,26 @@ class Model(NamedTuple):
         return cls(name, layers, heads, kv_heads, number("expert_count"))
 
     @property
-    def heads_of_one(self) -> int:
-        """Query heads that share a key and value head."""
+    def heads_per_kv_head(self) -> int:
+        """Query heads per key-value head."""
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
     def is_70b(self) -> bool:
-        """Whether llama.cpp calls it so."""
+        """Whether llama.cpp classes the model as 70B."""
         llama = self.architecture in ("llama", "llama-embed") and self.heads != self.kv_heads
-        of_80 = self.layers == 80 and (llama or self.architecture in ("qwen2", "deci", "olmo"))
-        return of_80 or (self.layers == 68 and self.architecture == "jais2")
+        has_80_layers = self.layers == 80 and (llama or self.architecture in ("qwen2", "deci", "olmo"))
+        return has_80_layers or (self.layers == 68 and self.architecture == "jais2")
 
 
 def needs_importance(tensor: str, type: str, name: str) -> bool:
-    """Whether a tensor is quantized to a type in a file type only with an importance matrix that has it."""
+    """Whether a tensor may get a type in a file type only with an importance matrix that covers it."""
     if FORMATS[type].needs_importance:
         return True
     return tensor not in ENDS and (type in NEED_IMPORTANCE or (type == "q2_k" and name == "q2_k_s"))
 
 
-def chosen(
+def choose_types(
     name: str,
     model: Model,
     shapes: Mapping[str, Shape],
@@ -131,17 +131,17 @@ def chosen(
     imatrix: bool,
     as_stored: bool = False,
 ) -> dict[str, str]:
-    """The type of each tensor that is quantized, in a file type.
+    """The type of each quantized tensor in a file type.
 
-    shapes: of all tensors, rows last, by the names of a .gguf file. quantized: those that no rule keeps as they are.
-    imatrix: whether there is an importance matrix. as_stored: count tensors in the order given, not in llama.cpp's.
+    shapes: of all tensors, rows last, by their names in a .gguf file. quantized: the tensors that no rule keeps.
+    imatrix: whether there is an importance matrix. as_stored: count tensors in the given order, not in llama.cpp's.
     """
-    rule = _Rule(name, model, shapes, imatrix)
-    found = {}
+    chooser = _TypeChooser(name, model, shapes, imatrix)
+    types = {}
     for tensor in quantized if as_stored else sorted(quantized, key=_order):
         k = shapes[tensor][-1]
-        found[tensor] = fitting(rule.type_of(tensor, shapes[tensor]), k)
-    return found
+        types[tensor] = fitting(chooser.type_of(tensor, shapes[tensor]), k)
+    return types
 
 
 def _order(tensor: str) -> tuple[int, str]:
@@ -150,11 +150,11 @@ def _order(tensor: str) -> tuple[int, str]:
 
 
 def fitting(name: str, k: int) -> str:
-    """The type, or what stands for it where rows of k weights are no whole blocks.
+    """The type, or its substitute where rows of k weights are not whole blocks.
 
-    Of a type with long blocks for which nothing stands, the type itself: llama-quantize refuses such rows.
+    A type with long blocks and no substitute is returned unchanged: llama-quantize refuses such rows.
     """
-    if FORMATS[name].weights > SHORT and name not in FALLBACKS:
+    if FORMATS[name].weights > SHORT_BLOCK and name not in FALLBACKS:
         return name
     for fmt in (name, FALLBACKS.get(name, name)):
         if k % FORMATS[fmt].weights == 0:
@@ -162,21 +162,21 @@ def fitting(name: str, k: int) -> str:
     return "f16"
 
 
-class _Rule:
-    """The choice for one file: it counts what it has seen."""
+class _TypeChooser:
+    """The choice for one file: counts the tensors of each kind that it has seen."""
 
     def __init__(self, name: str, model: Model, shapes: Mapping[str, Shape], imatrix: bool) -> None:
         self.name, self.model, self.imatrix = name, model, imatrix
         self.default = FILE_TYPES[name].default
         self.tied = "output.weight" not in shapes
         self.counts: Counter[str] = Counter()
-        self.of_kind = Counter(map(_kind, shapes))
-        self.grouped, self.eight = model.heads_of_one >= 4, model.experts == 8
+        self.kind_totals = Counter(map(_kind, shapes))
+        self.grouped, self.eight = model.heads_per_kv_head >= 4, model.experts == 8
         self.falcon = model.architecture == "falcon"
 
     def type_of(self, tensor: str, shape: Shape) -> str:
-        """The type of a tensor, whatever its rows' length."""
-        if self.model.architecture == GLM5 and LEAST_OF_GLM5.search(tensor):
+        """The type of a tensor, regardless of its row length."""
+        if self.model.architecture == GLM5 and Q8_0_OF_GLM5.search(tensor):
             return "q8_0"
         embedding = tensor in EMBEDDINGS
         if tensor == "output.weight" or (embedding and self.tied):
@@ -216,7 +216,7 @@ class _Rule:
         return "q4_k" if self.name in ("q2_0", "tq1_0", "tq2_0") else self.default
 
     def _least(self, kind: str, index: int) -> str:
-        """In file types of about two bits a weight and fewer."""
+        """The type in file types of about two bits per weight and fewer."""
         better = "iq3_s" if self.name in TWO_BITS else "q2_k"
         if kind == "v":
             return "q4_k" if self.grouped or self.model.experts >= 4 else better
@@ -234,26 +234,26 @@ class _Rule:
         return self.default
 
     def _v(self, index: int) -> str:
-        name, found = self.name, self.default
+        name, fmt = self.name, self.default
         if name == "q2_k":
-            found = "q4_k" if self.grouped else "q3_k"
+            fmt = "q4_k" if self.grouped else "q3_k"
         elif name == "q2_k_s" and self.grouped:
-            found = "q4_k"
+            fmt = "q4_k"
         elif name == "iq3_xxs":
-            found = "q4_k" if self.grouped else "iq3_xxs" if self.imatrix else "iq3_s"
+            fmt = "q4_k" if self.grouped else "iq3_xxs" if self.imatrix else "iq3_s"
         elif name == "iq3_m" or (name in ("iq3_xs", "iq3_s") and self.grouped):
-            found = "q4_k"
+            fmt = "q4_k"
         elif name == "q3_k_m":
-            found = "q5_k" if index < 2 else "q4_k"
+            fmt = "q5_k" if index < 2 else "q4_k"
         elif name == "q3_k_l" or (name in ("iq4_nl", "iq4_xs") and self.grouped):
-            found = "q5_k"
-        elif name in ("q4_k_m", "q5_k_m") and _more_bits(index, self.of_kind["v"]):
-            found = "q6_k"
+            fmt = "q5_k"
+        elif name in ("q4_k_m", "q5_k_m") and _more_bits(index, self.kind_totals["v"]):
+            fmt = "q6_k"
         elif name == "q4_k_s" and index < 4:
-            found = "q5_k"
-        if self.model.is_70b and found in ("q3_k", "q4_k"):
-            found = "q5_k"
-        return "q8_0" if self.eight else found
+            fmt = "q5_k"
+        if self.model.is_70b and fmt in ("q3_k", "q4_k"):
+            fmt = "q5_k"
+        return "q8_0" if self.eight else fmt
 
     def _k(self, index: int) -> str:
         return "q8_0" if self.eight else self._q(index)
@@ -290,7 +290,7 @@ class _Rule:
         if self.falcon:
             return "q4_k" if self.name == "q3_k_l" else self.default
         if self.eight:
-            return "q5_k" if self.name in OF_EIGHT_EXPERTS else self.default
+            return "q5_k" if self.name in Q5_K_OUTPUT_OF_EIGHT_EXPERTS else self.default
         better = {"q2_k": "q3_k", "iq3_xxs": "iq3_s", "q3_k_m": "q4_k", "q3_k_l": "q5_k", "iq3_m": "q4_k"}
         return better.get(self.name, self.default)
 
@@ -305,6 +305,6 @@ def _kind(tensor: str) -> str:
 
 
 def _more_bits(index: int, count: int) -> bool:
-    """The first and the last eighth, and each third between."""
+    """Whether layer `index` is in the first or last eighth, or every third one between."""
     eighth = count // 8
     return index < eighth or index >= 7 * count // 8 or (index - eighth) % 3 == 2

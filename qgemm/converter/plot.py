@@ -26,29 +26,29 @@ def figure_type() -> Any:
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a path before any work if no picture can be drawn to it; UnsupportedError without matplotlib."""
+    """Refuse a path before any work if no picture can be saved to it; UnsupportedError without matplotlib."""
     kinds = figure_type()().canvas.get_supported_filetypes()
     if _kind(path) not in kinds:
         raise QgemmError(f"{shown_path(str(path))}: the name must end in {', '.join(f'.{kind}' for kind in kinds)}")
 
 
 def plot(path: Path, lines: Sequence[Line]) -> bytes:
-    """The picture as a file of the kind that the end of its path says."""
+    """The picture as the bytes of a file, of the kind that the path's suffix names."""
     figure = figure_type()(figsize=(max(8, len(lines) / TENSORS_AN_INCH), 6), layout="constrained")
     errors, bits = figure.subplots(2, 1, sharex=True)
     for how in dict.fromkeys(line.how for line in lines):
-        found = [(i, line) for i, line in enumerate(lines) if line.how == how]
-        where = [i for i, _ in found]
-        errors.plot(where, [line.error or 0.0 for _, line in found], ".", label=how)
-        bits.plot(where, [line.bpw for _, line in found], ".", label=how)
+        points = [(i, line) for i, line in enumerate(lines) if line.how == how]
+        positions = [i for i, _ in points]
+        errors.plot(positions, [line.error or 0.0 for _, line in points], ".", label=how)
+        bits.plot(positions, [line.bpw for _, line in points], ".", label=how)
     errors.set_ylabel("relative RMS error")
     bits.set_ylabel("bits per weight")
     bits.set_xlabel("tensor, in the file's order")
     bits.set_ylim(bottom=0)
     errors.legend()
-    drawn = BytesIO()
-    figure.savefig(drawn, format=_kind(path))
-    return drawn.getvalue()
+    buffer = BytesIO()
+    figure.savefig(buffer, format=_kind(path))
+    return buffer.getvalue()
 
 
 def _kind(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a conversion did to each tensor: a table for people, a document for programs."""
+"""The report of a conversion: a table for people, a JSON document for programs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from qgemm.text import binary_size, columns, json_text, json_value, printable
 
 from .rules import Step
 
-# What becomes of weights: the same values; the same codes, with rounded scales; rounded to a type without blocks;
-# quantized for the first time, or again. Only a comparison finds blocks that come from nowhere.
+# Outcome of a conversion: the same values; the same codes with rounded scales; rounded to a plain type; quantized for
+# the first time, or again. DIFFERENT occurs only in comparisons: blocks that do not derive from the source.
 EXACT, SCALES, ROUNDED, QUANTIZED, REQUANTIZED = "exact", "rounded-scale", "rounded", "quantized", "requantized"
 DIFFERENT = "different"
 
 
 class Line(NamedTuple):
-    """One tensor: its types, what happened, and the relative RMS error, None before it is known."""
+    """One tensor: its types, the outcome, and the relative RMS error, None before it is known."""
 
     name: str
     shape: tuple[int, ...]
@@ -31,8 +31,8 @@ class Line(NamedTuple):
     rule: str = ""
 
 
-def line(step: Step, error: float | None) -> Line:
-    """The report line of a step; error: the relative RMS error that it made, None if it is still to be made."""
+def report_line(step: Step, error: float | None) -> Line:
+    """The report line of a step; error: its relative RMS error, None before the conversion."""
     weight, fmt = step.weight, step.format
     return Line(
         weight.name, weight.shape, weight.type, str(fmt), outcome(step, error), error, fmt.bpw, step.nbytes, step.rule
@@ -40,7 +40,7 @@ def line(step: Step, error: float | None) -> Line:
 
 
 def outcome(step: Step, error: float | None) -> str:
-    """What becomes of the weights; before the error is known, the worst that is possible."""
+    """The outcome of a step; before the error is known, the worst possible one."""
     if step.copied or error == 0:
         return EXACT
     if step.by_codes:
@@ -56,25 +56,25 @@ def relative(error: float, power: float) -> float:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """One row a tensor: what both the converter and `qgemm verify` print."""
+    """One row per tensor, for the converter and `qgemm verify`."""
     head = ("tensor", "shape", "from", "to", "bpw", "size", "how", "relative RMS")
     rows = [
         (
-            printable(each.name), "x".join(map(str, each.shape)), each.old, each.new, f"{each.bpw:g}",
-            binary_size(each.nbytes), each.how, "-" if each.error is None else f"{each.error:.3g}",
+            printable(line.name), "x".join(map(str, line.shape)), line.old, line.new, f"{line.bpw:g}",
+            binary_size(line.nbytes), line.how, "-" if line.error is None else f"{line.error:.3g}",
         )
-        for each in lines
+        for line in lines
     ]  # fmt: skip
     return columns("<<<<>><>", [head, *rows])
 
 
 def totals(lines: Sequence[Line], nbytes: int) -> list[str]:
-    """The sums: tensors by what happened, bytes before and after, what was kept or fell back and why."""
-    weights = sum(_size(each) for each in lines)
-    after = sum(each.nbytes for each in lines)
+    """The totals: tensors by outcome, size before and after, and the rules that kept a type or made it fall back."""
+    weights = sum(_size(line) for line in lines)
+    after = sum(line.nbytes for line in lines)
     bpw = 8 * after / weights if weights else 0.0
-    hows = ", ".join(f"{count} {how}" for how, count in Counter(each.how for each in lines).items())
-    rules = Counter(each.rule for each in lines if each.rule)
+    hows = ", ".join(f"{count} {how}" for how, count in Counter(line.how for line in lines).items())
+    rules = Counter(line.rule for line in lines if line.rule)
     text = [
         f"{len(lines)} tensors: {hows}",
         f"{binary_size(nbytes)} -> {binary_size(after)} of tensor data, {bpw:.3g} bits per weight",
@@ -85,8 +85,8 @@ def totals(lines: Sequence[Line], nbytes: int) -> list[str]:
 
 def document(source: str, target: str, type: str, lines: Sequence[Line], nbytes: int) -> Mapping[str, Any]:
     """The report as a JSON document."""
-    after = sum(each.nbytes for each in lines)
-    weights = sum(_size(each) for each in lines)
+    after = sum(line.nbytes for line in lines)
+    weights = sum(_size(line) for line in lines)
     return {
         "source": source,
         "target": target,
@@ -94,21 +94,21 @@ def document(source: str, target: str, type: str, lines: Sequence[Line], nbytes:
         "bytes_before": nbytes,
         "bytes_after": after,
         "bpw": 8 * after / weights if weights else 0.0,
-        "kept_or_fell_back": sum(bool(each.rule) for each in lines),
-        "rules": dict(Counter(each.rule for each in lines if each.rule)),
+        "kept_or_fell_back": sum(bool(line.rule) for line in lines),
+        "rules": dict(Counter(line.rule for line in lines if line.rule)),
         "tensors": [
             {
-                "name": json_text(each.name), "shape": list(each.shape), "from": each.old, "to": each.new,
-                "how": each.how, "relative_rms": json_value(each.error), "bpw": each.bpw, "bytes": each.nbytes,
-                "rule": each.rule,
+                "name": json_text(line.name), "shape": list(line.shape), "from": line.old, "to": line.new,
+                "how": line.how, "relative_rms": json_value(line.error), "bpw": line.bpw, "bytes": line.nbytes,
+                "rule": line.rule,
             }
-            for each in lines
+            for line in lines
         ],
     }  # fmt: skip
 
 
-def _size(each: Line) -> int:
+def _size(line: Line) -> int:
     size = 1
-    for n in each.shape:
+    for n in line.shape:
         size *= n
     return size

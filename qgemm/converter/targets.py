@@ -1,7 +1,7 @@
-"""The files that are written: each takes the blocks of its tensors in order, a range at a time.
+"""The files that are written: each takes the blocks of its tensors in order, one range at a time.
 
-Before a file takes its place it is read by the strict reader, from its descriptor, and the bytes of every tensor are
-held against the hash of what was to be written.
+Before a file replaces an old one, the strict reader reads it back through its descriptor, and the bytes of every tensor
+are compared with the hash of the bytes that were to be written.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 
-from . import arrays
-from .names import check_names
+from . import array_weights
 from .rules import Step
+from .tensor_names import check_names
 from .weight import SAFETENSORS
 
 Append = Callable[[str, Format, Blocks], None]
@@ -41,7 +41,7 @@ Keys = Mapping[str, Any]
 
 
 class Write(Protocol):
-    """How a kind of file is written: a context that takes blocks; keys: its metadata; check, replace: `replacing`."""
+    """Writes one kind of file: a context that takes blocks. keys: its metadata; check, replace: see `replacing`."""
 
     def __call__(
         self, path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
@@ -51,8 +51,8 @@ class Write(Protocol):
 class Target(NamedTuple):
     """A kind of file.
 
-    read: (path, descriptor, what is to be closed) -> the tensors in it, by name.
-    types: which a tensor may have there; None: any that ggml or kbit has.
+    read: (path, descriptor, stack of things to close) -> the tensors in it, by name.
+    types: the types that a tensor may have there; None: any type of ggml or kbit.
     """
 
     write: Write
@@ -60,42 +60,44 @@ class Target(NamedTuple):
     types: frozenset[str] | None
 
 
-def target_of(path: str) -> Target:
-    """By the end of the path."""
+def target_for(path: str) -> Target:
+    """The target for the suffix of a path."""
     for suffix, target in TARGETS.items():
         if path.endswith(suffix):
             return target
     raise QgemmError(f"{shown_path(path)}: the name must end in {', '.join(TARGETS)}")
 
 
-def makes_model(path: PathLike) -> bool:
-    """Whether the file at a path can be a model that llama.cpp loads."""
+def is_gguf_path(path: PathLike) -> bool:
+    """Whether the path has the suffix of models that llama.cpp loads."""
     return path_string(path).endswith(".gguf")
 
 
 def check_target(path: str, steps: Sequence[Step]) -> None:
     """Refuse tensors that the file at a path cannot hold."""
-    types = target_of(path).types
+    types = target_for(path).types
     if types is None:
         check_names(path, [(step.weight.name, longest_part(step.format)) for step in steps])
         return
     for step in steps:
         if str(step.format) not in types:
-            who = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
-            raise QgemmError(f"{who}: such a file has no type for {step.format}, only for {', '.join(sorted(types))}")
+            prefix = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
+            raise QgemmError(
+                f"{prefix}: this kind of file has no type for {step.format}, only for {', '.join(sorted(types))}"
+            )
 
 
 @contextmanager
-def checked(path: str, steps: Sequence[Step], keys: Keys, target: Target, replace: bool) -> Iterator[Append]:
-    """A file of any kind, which takes its place if it holds what was appended. replace: whether an old file may go."""
+def verified_file(path: str, steps: Sequence[Step], keys: Keys, target: Target, replace: bool) -> Iterator[Append]:
+    """Write a file, then verify the bytes that the disk holds. replace: whether an old file may go."""
     hashes = {step.weight.name: hashlib.sha256() for step in steps}
 
     def check(fd: int) -> None:
         written = {name: value.hexdigest() for name, value in hashes.items()}
         with ExitStack() as closing:
-            found = digests(target.read(path, fd, closing))
-        for name in {**written, **found}:
-            if written.get(name) != found.get(name):
+            stored = digests(target.read(path, fd, closing))
+        for name in {**written, **stored}:
+            if written.get(name) != stored.get(name):
                 raise QgemmError(f"{shown_path(path)}: tensor {shown(name)}: the disk does not hold what was written")
 
     with target.write(path, steps, keys, check, replace) as append:
@@ -108,16 +110,16 @@ def checked(path: str, steps: Sequence[Step], keys: Keys, target: Target, replac
 
 
 def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
-    """By name, the SHA-256 of each tensor's bytes; there is a Tensor for all that this library writes."""
+    """The SHA-256 of each tensor's bytes by name; every tensor that this library writes is a Tensor."""
 
     def digest(tensor: Tensor | None) -> str:
         assert tensor is not None, "this library writes no others"
-        found = hashlib.sha256()
+        sha256 = hashlib.sha256()
         count = prod(tensor.shape) // tensor.format.weights
         step = max(1, CHUNK // tensor.format.weights)
         for start in range(0, count, step):
-            found.update(tensor.read(start, min(start + step, count)).view(np.uint8).data)
-        return found.hexdigest()
+            sha256.update(tensor.read(start, min(start + step, count)).view(np.uint8).data)
+        return sha256.hexdigest()
 
     with ThreadPoolExecutor(workers()) as pool:
         return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
@@ -130,7 +132,7 @@ def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
 def write_gguf(
     path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
 ) -> Iterator[Append]:
-    """Tensors of any format, and metadata: of a whole model, or of one shard of it."""
+    """Tensors of any format, and metadata: a whole model, or one shard of it."""
 
     def none() -> Blocks:
         raise AssertionError("a draft asks for no blocks")
@@ -149,7 +151,7 @@ def write_gguf(
 
 
 def read_gguf(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor]:
-    """The tensors of a file, those in parts put together."""
+    """The tensors of a file; those stored in parts are joined."""
     return closing.enter_context(GGUFFile([Shard(path, fd)], part=True))
 
 
@@ -163,13 +165,13 @@ def write_safetensors(
     """Plain tensors, and the strings of the metadata."""
     tensors = {step.weight.name: (str(step.format), shape_of(step)) for step in steps}
     strings = {key.removeprefix(SAFETENSORS): v for key, v in keys.items() if isinstance(v, str)}
-    start, places, size = layout.laid_out(tensors, strings)
+    header, offsets, size = layout.file_layout(tensors, strings)
     with replacing(path, check, replace) as fd:
         allocate(fd, size)
-        write_at(fd, 0, memoryview(start))
+        write_at(fd, 0, memoryview(header))
 
         def append(name: str, fmt: Format, blocks: Blocks) -> None:
-            places[name] += write_at(fd, places[name], blocks)
+            offsets[name] += write_at(fd, offsets[name], blocks)
 
         yield append
 
@@ -178,7 +180,10 @@ def read_safetensors(path: str, fd: int, closing: ExitStack) -> Mapping[str, Ten
     """The tensors of a file."""
     file = layout.SafetensorsFile(path, fd)
     closing.callback(file.close)
-    return {name: arrays.of_stored(name, arrays.Stored(file, entry)).tensor for name, entry in file.tensors.items()}
+    return {
+        name: array_weights.weight_from_stored(name, array_weights.Stored(file, entry)).tensor
+        for name, entry in file.tensors.items()
+    }
 
 
 @contextmanager
@@ -198,7 +203,7 @@ def write_npz(
         def append(name: str, fmt: Format, blocks: Blocks) -> None:
             nonlocal member, left
             if member is None:
-                info = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the same bytes at any time
+                info = zipfile.ZipInfo(f"{name}.npy")  # dated 1980, so that the bytes do not depend on the time
                 member, left = archive.open(info, "w", force_zip64=True), prod(shapes[name])
                 head = {"descr": fmt.dtype.str, "fortran_order": False, "shape": shapes[name]}
                 npy_format.write_array_header_1_0(member, head)
@@ -211,7 +216,7 @@ def write_npz(
         try:
             yield append
         except BaseException:
-            if member is not None:  # the archive could not be closed otherwise, and would say so instead
+            if member is not None:  # else closing the archive would fail and hide this error
                 with suppress(Exception):
                     member.close()
             raise
@@ -219,11 +224,11 @@ def write_npz(
 
 def read_npz(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor | None]:
     """The arrays of an archive."""
-    return {name: arrays.of_npy(array).tensor for name, array in open_npz(path, closing, fd).items()}
+    return {name: array_weights.weight_from_npy(array).tensor for name, array in open_npz(path, closing, fd).items()}
 
 
 def shape_of(step: Step) -> tuple[int, ...]:
-    """The shape of a tensor in a file that takes any."""
+    """The shape of a tensor in a file without a limit on dimensions."""
     return step.weight.original or step.weight.shape
 
 

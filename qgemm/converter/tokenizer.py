@@ -2,9 +2,9 @@
 
     tokenizer.model  SentencePiece: "llama" with scores and bytes
     tokenizer.json   BPE: with byte_fallback "llama", scores by the order of merges; else "gpt2" with merges
-    neither          "none": a model without a vocabulary, unless there is a file of another tokenizer
+    neither          "none": a model without a vocabulary; refused if the folder has another kind of tokenizer
 
-What splits text before BPE llama.cpp knows by names, told here by the regular expression that the tokenizer has.
+llama.cpp knows pre-tokenizers of BPE by name; the name is looked up by the tokenizer's regular expression.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
     "tokenizer_config.json",
     "added_tokens.json",
 )
-OTHERS = (  # of tokenizers that are read from these two alone
+OTHERS = (  # files of tokenizers that are not supported without one of the first two
     "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model",
 )  # fmt: skip
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
-SPACE = "\u2581"  # how SentencePiece writes a space
+SPACE = "\u2581"  # SentencePiece's symbol for a space
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTROL = re.compile(r"<\|.*\|>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
@@ -43,8 +43,8 @@ _CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
     rf"|\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
 )
-BYTES = "ByteLevel"  # which has an expression of its own
-# The expression that splits text, whether merges are ignored for whole tokens -> llama.cpp's name.
+BYTES = "ByteLevel"  # a pre-tokenizer with a regular expression of its own
+# (regular expression that splits text, whether whole tokens skip merging) -> llama.cpp's name.
 PRE = {
     (_WORDS % "{1,3}", True): "llama-bpe",
     (_WORDS % "{1,3}", False): "dbrx",
@@ -59,7 +59,7 @@ PRE = {
 
 
 class Token(NamedTuple):
-    """One token: text, score and type as .gguf files have them."""
+    """One token: text, score and type as in .gguf files."""
 
     text: str
     score: float
@@ -67,24 +67,24 @@ class Token(NamedTuple):
 
 
 def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | None = None) -> None:
-    """Write the keys of the tokenizer in a folder; rows: of the embedding, as many tokens as the file then has.
+    """Write the keys of the tokenizer in a folder. rows: of the embedding, which is the number of tokens in the file.
 
-    space: whether text gets a space in front where pieces are merged by scores, if the folder does not say.
+    space: whether text gets a leading space where pieces are merged by scores, if the folder does not say.
 
-    CheckpointError for a tokenizer of another kind, or one with more tokens.
+    CheckpointError for a tokenizer of another kind, or one with more tokens than rows.
     """
     model, tokenizer = os.path.join(folder, SENTENCEPIECE), os.path.join(folder, TOKENIZER)
     document = json_object(tokenizer) if os.path.exists(tokenizer) else {}
     where = shown_path(tokenizer if document else folder)
     if os.path.exists(model):
         kind, pre = "llama", "default"
-        found = {
+        vocabulary = {
             i: Token(text.decode("utf-8", "surrogateescape"), score, TokenType(number))
             for i, (text, score, number) in enumerate(read_sentencepiece(model))
         }
     elif document:
         bpe = _Json(where, document)
-        kind, pre, found = (
+        kind, pre, vocabulary = (
             ("llama", "default", bpe.by_merges()) if bpe.bytes_fall_back else ("gpt2", bpe.pre(), bpe.plain())
         )
     else:
@@ -96,11 +96,11 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
             writer.add_vocab_size(rows)
         return
     for number, token in _added(folder, where, document):
-        if number < rows or kind == "gpt2":  # gemma 3 of one billion weights adds one for images, which it cannot see
-            found[number] = token
-    if found and max(found) >= rows:
-        raise CheckpointError(f"{where}: token {max(found)} is beyond the {rows} rows of the embedding")
-    tokens = [found.get(i) or Token(f"[PAD{i}]", PADDING_SCORE, TokenType.UNUSED) for i in range(rows)]
+        if number < rows or kind == "gpt2":  # text-only gemma 3 1B lists an image token beyond its rows
+            vocabulary[number] = token
+    if vocabulary and max(vocabulary) >= rows:
+        raise CheckpointError(f"{where}: token {max(vocabulary)} is beyond the {rows} rows of the embedding")
+    tokens = [vocabulary.get(i) or Token(f"[PAD{i}]", PADDING_SCORE, TokenType.UNUSED) for i in range(rows)]
     writer.add_tokenizer_model(kind)
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([token.text for token in tokens])
@@ -109,9 +109,9 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
     writer.add_token_types([token.type for token in tokens])
     _special(folder, where, kind == "gpt2", rows, writer)
     config = os.path.join(folder, CONFIG)
-    said = json_object(config).get("add_prefix_space") if os.path.exists(config) else None
-    if isinstance(said, bool):
-        space = said
+    prefix_space = json_object(config).get("add_prefix_space") if os.path.exists(config) else None
+    if isinstance(prefix_space, bool):
+        space = prefix_space
     elif kind != "llama":
         space = None
     if space is not None:
@@ -119,7 +119,7 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
 
 
 def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWriter) -> None:
-    """Merges, the numbers of special tokens, the chat template."""
+    """Write the merges, the numbers of special tokens and the chat template."""
     try:
         SpecialVocab(Path(folder), load_merges=merges, n_vocab=rows).add_to_gguf(writer, quiet=True)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -127,14 +127,14 @@ def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWrite
 
 
 def _added(folder: str, where: str, document: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
-    """Tokens that were added to a vocabulary, by their numbers; what is said of them last counts."""
+    """Tokens that were added to a vocabulary, with their numbers; later entries override earlier ones."""
     for name in (ADDED, CONFIG):
         path = os.path.join(folder, name)
         config = json_object(path) if os.path.exists(path) else {}
-        said = config if name == ADDED else config.get("added_tokens_decoder", {})
-        if not isinstance(said, dict):
+        entries_by_key = config if name == ADDED else config.get("added_tokens_decoder", {})
+        if not isinstance(entries_by_key, dict):
             raise CheckpointError(f"{shown_path(path)}: added_tokens_decoder is no object")
-        for key, value in said.items():
+        for key, value in entries_by_key.items():
             text, number = (key, value) if name == ADDED else (value, key)
             yield _added_token(shown_path(path), number, {"content": text} if name == ADDED else text)
     entries = document.get("added_tokens") or []
@@ -175,17 +175,17 @@ class _Json:
         return {number: Token(text, 0.0, TokenType.NORMAL) for text, number in self.vocabulary.items()}
 
     def by_merges(self) -> dict[int, Token]:
-        """The tokens with scores by which llama.cpp merges in the order of this tokenizer's list of merges."""
+        """The tokens with scores that make llama.cpp merge in the order of this tokenizer's list of merges."""
         score = {merged: -float(rank) for rank, merged in reversed(list(enumerate(self._merged())))}
-        least = -float(len(score))
+        lowest = -float(len(score))
         unknown = self.model.get("unk_token")
-        found = {}
+        tokens = {}
         for text, number in self.vocabulary.items():
             kind = (
                 TokenType.UNKNOWN if text == unknown else TokenType.BYTE if BYTE.fullmatch(text) else TokenType.NORMAL
             )
-            found[number] = Token(text, score.get(text, least) if kind == TokenType.NORMAL else 0.0, kind)
-        return found
+            tokens[number] = Token(text, score.get(text, lowest) if kind == TokenType.NORMAL else 0.0, kind)
+        return tokens
 
     def _merged(self) -> Iterator[str]:
         merges = self.model.get("merges") or []
@@ -196,23 +196,23 @@ class _Json:
             yield "".join(pair)
 
     def pre(self) -> str:
-        """llama.cpp's name for how text is split before merging."""
+        """llama.cpp's name of the pre-tokenizer."""
         first = self.document.get("pre_tokenizer")
         steps = first.get("pretokenizers", [first]) if isinstance(first, dict) else []
         expressions: list[str] = []
         for step in steps if isinstance(steps, list) else []:
-            each = step if isinstance(step, dict) else {}
-            kind, pattern = each.get("type"), each.get("pattern")
-            if kind == BYTES and each.get("use_regex", True):
+            fields = step if isinstance(step, dict) else {}
+            kind, pattern = fields.get("type"), fields.get("pattern")
+            if kind == BYTES and fields.get("use_regex", True):
                 expressions.append(BYTES)
             if kind == "Split" and isinstance(pattern, dict):
                 expressions.append(str(pattern.get("Regex")))
-            elif kind == "Digits" and each.get("individual_digits"):
+            elif kind == "Digits" and fields.get("individual_digits"):
                 expressions.append(r"\p{N}")
             elif kind != BYTES:
                 raise CheckpointError(f"{self.where}: pre_tokenizer {shown(str(kind))} is not known to llama.cpp")
-        known = PRE.get(("|".join(expressions), bool(self.model.get("ignore_merges"))))
-        if known is None or not steps:
-            said = f"splits by {shown(' '.join(expressions))}" if expressions else "splits nothing"
-            raise CheckpointError(f"{self.where}: llama.cpp has no name for a pre_tokenizer that {said}")
-        return known
+        name = PRE.get(("|".join(expressions), bool(self.model.get("ignore_merges"))))
+        if name is None or not steps:
+            action = f"splits by {shown(' '.join(expressions))}" if expressions else "splits nothing"
+            raise CheckpointError(f"{self.where}: llama.cpp has no name for a pre_tokenizer that {action}")
+        return name

@@ -1,4 +1,4 @@
-"""Weight: one tensor of a source, whatever its kind, read in ranges so that none needs to fit in memory."""
+"""Weight: one tensor of any source, read in ranges so that it need not fit in memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from qgemm.formats import FORMATS
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-SAFETENSORS = "safetensors."  # starts the keys of metadata that a safetensors file had
+SAFETENSORS = "safetensors."  # prefix of metadata keys that come from a safetensors file
 PLAIN = FORMATS["f32"]
-GROUPS = "groups"  # the family of formats whose groups are blocks (qgemm/formats/groups.py)
-EXACT_HALF = 2048  # up to here every integer is a float16
-GROUP = 32  # weights that share a scale in every format that takes codes as they are
+GROUPS = "groups"  # the family of formats with one group per block (qgemm/formats/groups.py)
+EXACT_HALF = 2048  # float16 holds every integer up to this one
+GROUP = 32  # weights per scale in every format into which codes are copied
 
 
 class Groups(NamedTuple):
@@ -36,9 +36,9 @@ class Groups(NamedTuple):
     minimum: Floats | None = None
 
     def values(self) -> Floats:
-        """The weights [32 n], as every decoder of such groups computes them."""
+        """The weights [32 n], computed as every decoder of these groups computes them."""
         w = (self.codes - self.zero.reshape(-1, 1)).astype(np.float32)
-        with np.errstate(all="ignore"):  # whatever files hold is data here
+        with np.errstate(all="ignore"):  # files may hold any bits
             w *= self.scale[:, None]
             if self.minimum is not None:
                 w += self.minimum[:, None]
@@ -46,14 +46,14 @@ class Groups(NamedTuple):
 
 
 class Codes(NamedTuple):
-    """A tensor as integers, before any is read: the codes are `least` to `most`, less their zero `low` to `high`.
+    """Integer view of a tensor, read lazily. Raw codes lie in [least, greatest], codes minus zero in [low, high].
 
-    minimum: whether there is one besides the zero. read: (start, stop) in weights, multiples of 32 -> Groups.
-    group: how many weights side by side share scale and zero. whole_rows: whether all of a row do.
+    minimum: whether groups have a minimum besides the zero. read: (start, stop) in weights, multiples of 32 -> Groups.
+    group: adjacent weights that share scale and zero. whole_rows: whether each row is one such group.
     """
 
     least: int
-    most: int
+    greatest: int
     low: int
     high: int
     minimum: bool
@@ -64,21 +64,21 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor [..., N, K] of at most 4 dimensions, as .gguf files have them.
+    """One tensor [..., N, K] of at most 4 dimensions, as in .gguf files.
 
-    Ranges of its weights are counted in C order, and start and end at multiples of `step`.
+    Ranges of its weights are counted in C order; they start and end at multiples of `step`.
 
-    type: what its source calls its type.
-    tensor: the blocks that the source holds, to be copied; None if no format of ours has them.
-    values: (start, stop) -> weights [stop - start] float32; None if the type has no decoder, or is one of integers.
-    codes: the same weights as integers with scales; None if they are not.
-    quantized: whether the weights were quantized already.
-    irregular: whether their scales are shared otherwise than in any format's blocks, of which Q8_0 then holds most.
-    original: the shape outside .gguf files, where it is another one.
-    kept_as: the format in which a file keeps it that is not to quantize it, where that is not its own.
-    shard: which file of a split .gguf model it is in.
-    native: reads it whole into a format that holds exactly what the source has, where that is none of ggml's types;
-    CheckpointError says why where there is no such format. None: `tensor` is it.
+    type: the source's name of its type.
+    tensor: the source's blocks, which can be copied; None if no format here describes them.
+    values: (start, stop) -> weights [stop - start] float32; None if the type has no decoder, or holds integers.
+    codes: the same weights as integers with scales; None if they are not such.
+    quantized: whether the source already quantized the weights.
+    irregular: whether weights share scales in a pattern that no format's blocks have; Q8_0 then loses least.
+    original: the shape outside .gguf files, None if it is `shape`.
+    kept_as: the format of the tensor in a file that does not quantize it, None if it is its own.
+    shard: the number of its file in a split .gguf model.
+    native: reads the whole tensor into a format that holds the source's weights exactly, where ggml has no such type;
+    CheckpointError gives the reason where no format does. None: `tensor` is that.
     """
 
     name: str
@@ -98,15 +98,16 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """How many weights."""
+        """The number of weights."""
         return prod(self.shape)
 
 
 @dataclass
 class Source:
-    """What is converted: tensors by name, in order, and metadata for a .gguf file (is_gguf: as one had it).
+    """The input of a conversion: tensors by name, in order, and metadata for a .gguf file.
 
-    files: the paths of all files that belong to it, shards, indexes and configs, none of which is ever written over.
+    is_gguf: whether the metadata is that of a .gguf file. files: all files that belong to the source (shards, indexes,
+    configs), which are never overwritten.
     """
 
     path: str
@@ -129,17 +130,17 @@ class Source:
 
 
 def stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape in as many dimensions as a .gguf file has: the first ones joined."""
+    """The shape with at most the dimensions of a .gguf file: leading ones are joined."""
     return shape if len(shape) <= MAX_DIMS else (prod(shape[: 1 - MAX_DIMS]), *shape[1 - MAX_DIMS :])
 
 
 def original_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape, if a .gguf file cannot hold it."""
+    """The shape if a .gguf file cannot hold it, else None."""
     return shape if len(shape) > MAX_DIMS else None
 
 
-def of_tensor(tensor: Tensor) -> Weight:
-    """A Weight of blocks that a source holds."""
+def weight_from_tensor(tensor: Tensor) -> Weight:
+    """A Weight of a source's blocks."""
     fmt = tensor.format
     return Weight(
         tensor.name,
@@ -154,10 +155,10 @@ def of_tensor(tensor: Tensor) -> Weight:
     )
 
 
-def of_numbers(name: str, numbers: Floats) -> Weight:
-    """A Weight of numbers in memory, float32 of any shape that a .gguf file has."""
+def weight_from_numbers(name: str, numbers: Floats) -> Weight:
+    """A Weight of numbers in memory, float32 of any shape that a .gguf file holds."""
     values = np.ascontiguousarray(numbers, np.float32)
-    return of_tensor(Tensor(PLAIN, values.shape, values, name))
+    return weight_from_tensor(Tensor(PLAIN, values.shape, values, name))
 
 
 def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
@@ -168,7 +169,7 @@ def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
     def values(start: int, stop: int) -> Floats:
         blocks = tensor.read(start // fmt.weights, stop // fmt.weights)
         if fmt.levels is None:
-            with np.errstate(all="ignore"):  # float64 beyond float32 is found as infinity is
+            with np.errstate(all="ignore"):  # float64 beyond float32 becomes infinity, which is refused later
                 return blocks.astype(np.float32)
         return fmt.decode(blocks).reshape(-1)
 
@@ -178,59 +179,59 @@ def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
 # ---------------------------------------------------------------- codes of a source into the blocks of a format
 
 
-def holds_codes(fmt: Format) -> bool:
-    """Whether blocks are such groups: 32 integers with one scale, and a minimum or a zero that all groups share."""
+def has_integer_groups(fmt: Format) -> bool:
+    """Whether blocks are groups of 32 integers with one scale, and a minimum or a zero that all groups share."""
     return fmt.integer and fmt.codebook is None and fmt.weights == fmt.group == GROUP and fmt.zero is not None
 
 
-def takes_codes(fmt: Format) -> bool:
-    """Whether blocks can be made of codes as they are."""
-    return holds_codes(fmt) and fmt.pack is not None
+def packs_integer_groups(fmt: Format) -> bool:
+    """Whether codes can be copied into blocks of a format."""
+    return has_integer_groups(fmt) and fmt.pack is not None
 
 
-def takes(fmt: Format, codes: Codes | None) -> bool:
-    """Whether a format has all codes that a tensor may have, so that nothing but scales is rounded."""
+def codes_fit(fmt: Format, codes: Codes | None) -> bool:
+    """Whether a format holds every code that a tensor may have, so that only scales are rounded."""
     if codes is not None and fmt.family == GROUPS:
-        return _takes_groups(fmt, codes)
-    if codes is None or not takes_codes(fmt):
+        return _codes_fit_groups(fmt, codes)
+    if codes is None or not packs_integer_groups(fmt):
         return False
     lowest, highest = fmt.code_range
     if fmt.has_minimum:
-        return codes.least >= lowest and codes.most <= highest
+        return codes.least >= lowest and codes.greatest <= highest
     assert fmt.zero is not None
     return not codes.minimum and codes.low >= lowest - fmt.zero and codes.high <= highest - fmt.zero
 
 
-def _takes_groups(fmt: Format, codes: Codes) -> bool:
-    """Whether a group format has all codes and zeros of a tensor, and its groups are none of several scales."""
+def _codes_fit_groups(fmt: Format, codes: Codes) -> bool:
+    """Whether a group format holds every code and zero of a tensor, and none of its groups spans several scales."""
     if codes.minimum or codes.group % fmt.weights or (fmt.whole_rows and not codes.whole_rows) or fmt.needs_table:
         return False
-    most = fmt.code_range[1]
+    top = fmt.code_range[1]
     if not fmt.zero_field:
-        return fmt.zero is not None and codes.low >= -fmt.zero and codes.high <= most - fmt.zero
-    zeros = codes.most - codes.high, codes.least - codes.low  # the least, the greatest
+        return fmt.zero is not None and codes.low >= -fmt.zero and codes.high <= top - fmt.zero
+    zeros = codes.greatest - codes.high, codes.least - codes.low  # least and greatest zero
     largest = np.iinfo(fmt.dtype[fmt.zero_field]).max if fmt.dtype[fmt.zero_field].kind == "u" else EXACT_HALF
-    return codes.least >= 0 and codes.most <= most and min(zeros) >= 0 and max(zeros) <= largest
+    return codes.least >= 0 and codes.greatest <= top and min(zeros) >= 0 and max(zeros) <= largest
 
 
-def _packed_groups(fmt: Format, groups: Groups) -> Blocks:
-    """Groups of 32 whose codes a group format takes -> blocks [n], with the scales rounded to their type."""
-    each = fmt.weights // GROUP
+def _pack_group_format(fmt: Format, groups: Groups) -> Blocks:
+    """Pack groups of 32 into blocks [n] of a group format; scales are rounded to its type."""
+    parts = fmt.weights // GROUP
     zero = np.broadcast_to(groups.zero, groups.scale.shape)
     codes = groups.codes if fmt.zero_field else groups.codes - zero[:, None] + np.int16(fmt.zero or 0)
     assert fmt.pack is not None
     unsigned = codes.astype(np.uint8).reshape(-1, 1, fmt.weights)
-    return fmt.pack(Levels(unsigned, groups.scale[::each, None], zero=zero[::each, None]))
+    return fmt.pack(Levels(unsigned, groups.scale[::parts, None], zero=zero[::parts, None]))
 
 
-def packed(fmt: Format, groups: Groups) -> Blocks:
-    """Groups whose codes the format takes -> blocks [n], with the scales rounded to float16."""
+def pack_groups(fmt: Format, groups: Groups) -> Blocks:
+    """Pack groups into blocks [n] of a format that holds their codes; scales are rounded to float16."""
     if fmt.family == GROUPS:
-        return _packed_groups(fmt, groups)
+        return _pack_group_format(fmt, groups)
     codes, minimum = groups.codes, groups.minimum
     if fmt.has_minimum:
         if minimum is None:
-            with np.errstate(all="ignore"):  # what overflows is refused when it is written
+            with np.errstate(all="ignore"):  # overflow is refused when the block is written
                 minimum = -groups.zero.astype(np.float32) * groups.scale + np.float32(0)
         minimum = np.broadcast_to(minimum, groups.scale.shape)
     else:
@@ -240,11 +241,11 @@ def packed(fmt: Format, groups: Groups) -> Blocks:
 
 
 def _codes(tensor: Tensor) -> Codes | None:
-    """The codes of a tensor whose format holds such, whether or not it takes others'."""
+    """The codes of a tensor whose format has integer groups, whether or not it can pack them."""
     fmt = tensor.format
     if fmt.family == GROUPS:
         return _codes_of_groups(tensor)
-    if not holds_codes(fmt):
+    if not has_integer_groups(fmt):
         return None
 
     def read(start: int, stop: int) -> Groups:
@@ -259,19 +260,19 @@ def _codes(tensor: Tensor) -> Codes | None:
 
 
 def _codes_of_groups(tensor: Tensor) -> Codes | None:
-    """The codes of a tensor of a group format, None where zeros are floats or there are two codes for two signs."""
+    """The codes of a tensor of a group format; None where zeros are floats or codes index a codebook."""
     fmt = tensor.format
     if fmt.codebook is not None or (fmt.zero_field and fmt.dtype[fmt.zero_field].kind == "f"):
         return None
-    each = fmt.weights // GROUP
+    parts = fmt.weights // GROUP
 
     def read(start: int, stop: int) -> Groups:
         levels = fmt.decode_levels(tensor.read(start // fmt.weights, stop // fmt.weights))
         assert levels.scale is not None
         zero = np.broadcast_to(np.asarray(levels.zero, np.int16), levels.scale.shape)
         codes = levels.codes.reshape(-1, GROUP).astype(np.int16)
-        return Groups(codes, zero[:, 0].repeat(each), levels.scale[:, 0].repeat(each))
+        return Groups(codes, zero[:, 0].repeat(parts), levels.scale[:, 0].repeat(parts))
 
-    most = fmt.code_range[1]
-    low, high = (-255, most) if fmt.zero_field else (-(fmt.zero or 0), most - (fmt.zero or 0))
-    return Codes(0, most, low, high, False, read, fmt.weights, fmt.whole_rows)
+    highest = fmt.code_range[1]
+    low, high = (-255, highest) if fmt.zero_field else (-(fmt.zero or 0), highest - (fmt.zero or 0))
+    return Codes(0, highest, low, high, False, read, fmt.weights, fmt.whole_rows)

@@ -1,9 +1,9 @@
-"""Replacing a file whole or not at all.
+"""Replace a file whole or not at all.
 
-The new file is written under a temporary name beside the old one and takes its place when it is complete and on the
-disk. After it was made it is handled by its descriptor, and by its name only in the folder that was opened first and
-where that name still is this very file: who else may write to the folder can hinder a write, not lead it elsewhere.
-What users may rely on is in docs/files.md.
+The new file is written under a temporary name beside the old one, and renamed once it is complete and on the disk. It
+is handled by its descriptor; by name only in the folder that was opened first, and only while that name still is this
+very file. So a process that writes to the same folder can make a write fail, but cannot redirect it. docs/files.md
+lists the guarantees for users.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ from qgemm.errors import GGUFAccessError, GGUFError
 
 from .paths import READ, PathLike, path_string, shown_path, system_errors
 
-TEMPORARY = ".qgemm-{}.tmp"  # of a random number in hexadecimal digits
+TEMPORARY = ".qgemm-{}.tmp"  # with random hexadecimal digits
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-ATTEMPTS = 100  # to make a temporary file that nobody takes away or locks first
-FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO  # of fallocate: the disk's word, not that it cannot do it
-NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK  # of link: exFAT, FUSE
-NO_SYNC = errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS  # of fsync on a folder
+ATTEMPTS = 100  # at a temporary file that no other process removes or locks first
+# Errors of fallocate that mean a full disk; others mean that it is not supported.
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
+NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK  # errors of link without hard links (exFAT, FUSE)
+NO_SYNC = errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS  # errors of fsync on file systems that cannot sync a folder
 
 
 def write_file(path: PathLike, data: bytes) -> None:
-    """Write a file of these bytes, which replaces any old one."""
+    """Write these bytes to a file, which replaces any old one."""
     with replacing(path_string(path)) as fd:
         write_at(fd, 0, memoryview(data))
 
 
 @contextmanager
 def replacing(path: str, check: Callable[[int], object] = lambda fd: None, replace: bool = True) -> Iterator[int]:
-    """The descriptor of an empty new file, to read and write, which takes the place of the one at `path` if the body
-    succeeds, or else vanishes.
+    """The descriptor of an empty new file, to read and write.
 
-    check: is given the descriptor when the data is on the disk; what it raises leaves the old file.
-    replace: False to refuse a file that is there, also one that came during the body.
+    The file replaces the one at `path` if the body succeeds, and is removed otherwise.
 
-    A link stays a link, to the new file. The mode, and as far as the system permits owner and group, are those of the
-    old file or, without one, what open() would give.
+    check: called with the descriptor when the data is on the disk; if it raises, the old file stays.
+    replace: False refuses an existing file, also one that appeared during the body.
+
+    A link stays a link, to the new file. Mode and, as far as the system permits, owner and group are those of the old
+    file or, without one, those that open() would give.
 
     Raises GGUFAccessError, naming `path`, if the system fails; then the old file is intact, unless the message says
     that it was replaced.
@@ -69,9 +71,9 @@ def replacing_in(
     replace: bool = True,
     mode: int = 0o666,
 ) -> Iterator[int]:
-    """`replacing` by the descriptor of a folder and a name in it, which is no link.
+    """Like `replacing`, for the descriptor of a folder and a name in it, which is no link.
 
-    where: what errors call the file. mode: of a file that was not there, less the umask. Raises OSError as it comes.
+    where: the file's name in errors. mode: of a file without a predecessor, less the umask. Raises plain OSErrors.
     """
     old = _old(folder, name, where)
     if old is not None and not replace:
@@ -104,7 +106,7 @@ def replacing_in(
 
 
 def check_replaceable(path: PathLike) -> None:
-    """Raise before any work what `replacing` would raise at its start: no folder, no permission, no regular file."""
+    """Raise before any work the errors that `replacing` would raise at its start: no folder, no permission, no file."""
     name = path_string(path)
     with system_errors(name, "written"), ExitStack() as closing:
         folder, last = _place(name, closing)
@@ -119,7 +121,7 @@ def exists(where: str) -> GGUFError:
 
 
 def allocate(fd: int, size: int) -> None:
-    """Make a file so long, of zeros: a disk without room for it says so before any work, where the system can."""
+    """Set the size of a file, filled with zeros; a full disk is reported before any work, where the system can."""
     try:
         if size and hasattr(os, "posix_fallocate"):  # macOS has none
             os.posix_fallocate(fd, 0, size)
@@ -130,7 +132,7 @@ def allocate(fd: int, size: int) -> None:
 
 
 def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:
-    """Write all bytes of something contiguous at an offset; returns how many."""
+    """Write a contiguous array or buffer at an offset; returns its size in bytes."""
     data = piece.reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
     written = 0
     while written < len(data):
@@ -138,13 +140,13 @@ def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:
     return written
 
 
-# ---------------------------------------------------------------- one folder, and names in it
+# ---------------------------------------------------------------- names in one folder
 
 
 def _place(path: str, closing: ExitStack) -> tuple[int, str]:
-    """The folder of the file that a path means, open, and the name there, which is no link."""
+    """The open folder of the file at a path, and the name there, which is no link."""
     with suppress(OSError):
-        if not stat.S_ISREG(os.stat(path).st_mode):  # some have no real path, as a pipe that is /dev/stdout
+        if not stat.S_ISREG(os.stat(path).st_mode):  # some have no real path, such as /dev/stdout if a pipe
             raise GGUFError(f"{shown_path(path)}: is not a regular file")
     folder, name = os.path.split(os.path.realpath(path))
     fd = os.open(folder, FOLDER)
@@ -153,43 +155,43 @@ def _place(path: str, closing: ExitStack) -> tuple[int, str]:
 
 
 def _old(folder: int, name: str, where: str) -> os.stat_result | None:
-    """What is to be replaced, None if nothing; an error if it is no file or could not be written to."""
+    """The file to replace, None if there is none; an error if it is no regular file or not writable."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
-    if stat.S_ISLNK(found.st_mode):  # one that leads to itself, or that came just now
+    if stat.S_ISLNK(status.st_mode):  # a link to itself, or one that was just created
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise GGUFError(f"{where}: is not a regular file")
     if not os.access(name, os.W_OK, dir_fd=folder):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    return found
+    return status
 
 
 def _temporary(folder: int, mode: int) -> tuple[str, int]:
-    """The name of a new file, and its descriptor, locked: who else gets the lock knows the writer dead.
+    """The name and locked descriptor of a new file; a process that gets the lock later knows that the writer is dead.
 
     It never waits for the lock, which anyone who may read the file can hold.
     """
     for _ in range(ATTEMPTS):
-        name = TEMPORARY.format(secrets.token_hex(8))  # a name that is nobody else's
+        name = TEMPORARY.format(secrets.token_hex(8))  # unique
         fd = os.open(name, NEW, mode, dir_fd=folder)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # someone else has it, perhaps to remove the file as stale
+        except BlockingIOError:  # another process holds it, perhaps to remove the file as stale
             _remove(fd, folder, name)
         except OSError:  # a file system without locks
             return name, fd
         else:
             if os.fstat(fd).st_nlink:
                 return name, fd
-        os.close(fd)  # taken for stale before it was locked
+        os.close(fd)  # removed as stale before it was locked
     raise OSError(errno.EAGAIN, "others take its unfinished files away")
 
 
 def _remove_stale(folder: int) -> None:
-    """Remove the temporary files of writers that were killed, as far as the system lets us."""
+    """Remove the temporary files of killed writers, as far as the system permits."""
     stale = re.compile(re.escape(TEMPORARY).replace(r"\{\}", "[0-9a-f]{16}"))
     with suppress(OSError):
         for name in filter(stale.fullmatch, os.listdir(folder)):
@@ -207,12 +209,12 @@ def _inherit(fd: int, old: os.stat_result) -> None:
     if new.st_gid != old.st_gid:
         try:
             os.fchown(fd, -1, old.st_gid)
-        except OSError:  # another group must not get more than everyone
+        except OSError:  # the other group must not get more rights than everyone
             mode &= 0o707 | (mode & 0o007) << 3
     if new.st_uid != old.st_uid:
         with suppress(OSError):
             os.fchown(fd, old.st_uid, -1)
-    with suppress(OSError):  # a file system without modes, as exFAT
+    with suppress(OSError):  # a file system without modes (exFAT)
         os.fchmod(fd, mode)
 
 
@@ -225,14 +227,14 @@ def _is_named(fd: int, folder: int, name: str) -> bool:
 
 
 def _remove(fd: int, folder: int, name: str) -> None:
-    """Remove a name in a folder if it is the open file, as far as the system lets us."""
+    """Remove a name in a folder if it is the open file, as far as the system permits."""
     with suppress(OSError):
         if _is_named(fd, folder, name):
             os.unlink(name, dir_fd=folder)
 
 
 def _put(fd: int, folder: int, temporary: str, name: str, where: str, replace: bool) -> None:
-    """Give a complete file its name; a file of that name goes, or is the reason to refuse."""
+    """Give a complete file its name; an existing file is replaced or the reason to refuse."""
     if not replace:
         try:
             os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)

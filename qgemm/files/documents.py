@@ -1,4 +1,4 @@
-"""JSON beside a checkpoint: its configs and its index, as objects of bounded cost."""
+"""JSON files of a checkpoint, its configs and its index, read as objects at bounded cost."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from qgemm.errors import CheckpointError
 
 from .limits import FREE_TEXT, longest_text
-from .paths import Opened, shown, shown_path, system_errors
+from .paths import RegularFile, shown, shown_path, system_errors
 
 WEIGHTS = ".safetensors"
-FREE_BRACKETS, BYTES_A_BRACKET = 1 << 14, 16  # of a document: an empty list of 2 bytes is an object of 64
-# Of a number: of more, Python's conversion takes a time that grows with their square. transformers writes 10^30, of 31
-# digits, as the length of what a tokenizer takes that has no limit.
-MOST_DIGITS = 32
+FREE_BRACKETS, BYTES_PER_BRACKET = 1 << 14, 16  # bounds: an empty list of 2 bytes costs 64 in memory
+# Limit of a number: Python's conversion needs time quadratic in the digits. transformers writes 10^30, which has 31
+# digits, for a tokenizer without a maximum length.
+MAX_DIGITS = 32
 
 
 def shards(path: str) -> dict[str, str]:
-    """By tensor, the path of its file: of an index (model.safetensors.index.json)."""
+    """Tensor name -> path of its file, from an index (model.safetensors.index.json)."""
     where = shown_path(path)
     files = json_object(path).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
@@ -31,24 +31,25 @@ def shards(path: str) -> dict[str, str]:
 
 
 def json_object(path: str) -> dict[str, Any]:
-    """The object in a JSON file; CheckpointError for anything else, and for one too long for the weights beside it."""
+    """The object in a JSON file; CheckpointError for anything else, or a file too long for the weights beside it."""
     where = shown_path(path)
-    file = Opened(path, CheckpointError)
+    file = RegularFile(path, CheckpointError)
     try:
-        if file.size > FREE_TEXT and file.size > (most := longest_text(FREE_TEXT, _weights_beside(path))):
-            raise CheckpointError(f"{where}: has {file.size} bytes, the weights beside it cannot need more than {most}")
+        if file.size > FREE_TEXT and file.size > (limit := longest_text(FREE_TEXT, _weights_beside(path))):
+            rule = f"has {file.size} bytes, the weights beside it cannot need more than {limit}"
+            raise CheckpointError(f"{where}: {rule}")
         raw = file.read(0, file.size).tobytes()
     finally:
         file.close()
-    if raw.count(b"[") + raw.count(b"{") > FREE_BRACKETS + len(raw) // BYTES_A_BRACKET:
+    if raw.count(b"[") + raw.count(b"{") > FREE_BRACKETS + len(raw) // BYTES_PER_BRACKET:
         raise CheckpointError(f"{where}: is made of brackets")
     try:
-        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_int=_whole)
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise CheckpointError(f"{where}: is not a JSON object")
-    return found
+    return value
 
 
 def _weights_beside(path: str) -> int:
@@ -58,13 +59,13 @@ def _weights_beside(path: str) -> int:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         raise ValueError("a name comes twice in an object")
-    return found
+    return values
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number has {len(digits)} digits")
     return int(digits)

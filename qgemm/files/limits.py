@@ -1,24 +1,24 @@
-"""What a file may claim: bounds on names and headers, so that a small file costs little before it is refused.
+"""Limits on names and headers, so that a small file is refused at little cost.
 
-A tensor that is listed costs memory and time before any of its data is read. So the first ones are free, and each
-further one needs data: every model has far more than 4 KiB a tensor, and a file that lists a million tensors of nothing
-is refused before the first is looked at.
+A listed tensor costs memory and time before any of its data is read. So the first names are free, and each further one
+must come with data: every model has far more than 4 KiB per tensor, and a file that lists a million empty tensors is
+refused before the first is parsed.
 """
 
 from __future__ import annotations
 
 FREE_NAMES = 4096
-BYTES_A_NAME = 4096  # of the file, for each name beyond those
-FREE_TEXT = 1 << 20  # bytes: of a config or an index
-FREE_HEADER = 2 << 20  # bytes: of a header, most of which may be notes about a training
-DATA_A_BYTE = 64  # bytes of weights, for each byte of text that describes them beyond those
+BYTES_PER_NAME = 4096  # size of the file per further name
+FREE_TEXT = 1 << 20  # bytes of a config or an index
+FREE_HEADER = 2 << 20  # bytes of a header, most of which may be notes about training
+DATA_PER_BYTE = 64  # bytes of weights per further byte of text
 
 
 def most_names(nbytes: int) -> int:
-    """How many tensors, arrays or notes a file of so many bytes may list."""
-    return FREE_NAMES + nbytes // BYTES_A_NAME
+    """The most tensors, arrays or notes that a file of `nbytes` bytes may list."""
+    return FREE_NAMES + nbytes // BYTES_PER_NAME
 
 
 def longest_text(free: int, nbytes: int) -> int:
-    """How many bytes of text may describe so many bytes of weights."""
-    return free + nbytes // DATA_A_BYTE
+    """The most bytes of text that may describe `nbytes` bytes of weights."""
+    return free + nbytes // DATA_PER_BYTE

@@ -7,7 +7,7 @@
          .   size  header   {"descr": "<f4", "fortran_order": False, "shape": (2, 3), } and spaces
          .      .  data     in C order, to the end of the file
 
-NumPy evaluates the header as Python; here three patterns match it, and what they do not match is refused.
+NumPy evaluates the header as Python; here it must match three patterns, and anything else is refused.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from numpy.typing import NDArray
 
 from qgemm.errors import CheckpointError
 
-from .paths import Opened, shown, shown_path
+from .paths import RegularFile, shown, shown_path
 
 MAGIC = b"\x93NUMPY"
-LENGTHS = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}  # by version, the bytes of the size
-MAX_HEADER = 10_000  # bytes: a longer one NumPy does not read either, unless it is told to trust it
-HEAD = len(MAGIC) + 2 + 4 + MAX_HEADER  # bytes, behind which no header ends
+LENGTHS = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}  # version -> bytes of the size field
+MAX_HEADER = 10_000  # bytes; NumPy reads longer ones only from trusted files
+HEAD = len(MAGIC) + 2 + 4 + MAX_HEADER  # bytes that hold any header
 MAX_DIMS = 64  # NumPy's own
 SPACES = b" \t\r\n"
 
 
 def _pattern(text: bytes) -> re.Pattern[bytes]:
-    """A pattern in which ~ stands for spaces, and N for a whole number (Python 2 wrote an L behind some)."""
+    """A pattern in which ~ stands for spaces, and N for an integer (Python 2 may append an L)."""
     return re.compile(text.replace(b"N", rb"(?:0|[1-9][0-9]{0,18})L?~").replace(b"~", b"[" + SPACES + b"]*"))
 
 
@@ -45,7 +45,7 @@ FIELD = _pattern(
     rb"""(?:(?P<mark>['"])(?P<text>[^'"\\]*)(?P=mark)|(?P<word>True|False)|(?P<tuple>\([0-9L, \t\r\n]*\)))~(?:,|$)"""
 )
 TUPLE = _pattern(rb"\(~(?:N,~(?:N(?:,~N)*(?:,~)?)?)?\)")
-TYPE = re.compile(r"[<>|]?(?:f[248]|[iu][1248]|b1)")  # of weights
+TYPE = re.compile(r"[<>|]?(?:f[248]|[iu][1248]|b1)")  # types of weights
 KEYS = {"descr": str, "fortran_order": bool, "shape": tuple}
 
 
@@ -62,7 +62,7 @@ class NpyArray(NamedTuple):
 
 
 class NpyHeader(NamedTuple):
-    """What the header of a .npy file says, and how many bytes it has with what precedes it."""
+    """The header of a .npy file; nbytes: offset of the data."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -74,54 +74,57 @@ class NpyHeader(NamedTuple):
         return "BOOL" if self.dtype.kind == "b" else f"{self.dtype.kind.upper()}{8 * self.dtype.itemsize}"
 
 
-def npy_header(who: str, head: bytes, size: int) -> NpyHeader:
-    """The header of an array of `size` bytes, given its first HEAD; `who` starts every refusal."""
+def npy_header(prefix: str, head: bytes, size: int) -> NpyHeader:
+    """The header of an array of `size` bytes, from its first HEAD; `prefix` is the prefix of errors."""
     version = head[len(MAGIC) : len(MAGIC) + 2]
     if not head.startswith(MAGIC) or version not in LENGTHS:
-        raise CheckpointError(f"{who}: is not a .npy file of version 1 to 3: it starts with {shown(head[:8])}")
+        raise CheckpointError(f"{prefix}: is not a .npy file of version 1 to 3: it starts with {shown(head[:8])}")
     start = len(MAGIC) + 2 + LENGTHS[version]
     length = int.from_bytes(head[start - LENGTHS[version] : start], "little")
     if length > MAX_HEADER:
-        raise CheckpointError(f"{who}: a header of {length} bytes is longer than {MAX_HEADER}")
+        raise CheckpointError(f"{prefix}: a header of {length} bytes is longer than {MAX_HEADER}")
     text = head[start : start + length]
     if len(text) < length:
-        raise CheckpointError(f"{who}: the file ends within its header")
-    values = _fields(who, text)
+        raise CheckpointError(f"{prefix}: the file ends within its header")
+    values = _fields(prefix, text)
     descr, shape = values["descr"], values["shape"]
     if not TYPE.fullmatch(descr):
-        raise CheckpointError(f"{who}: {shown(descr)} is not a type of weights")
+        raise CheckpointError(f"{prefix}: {shown(descr)} is not a type of weights")
     if len(shape) > MAX_DIMS or any(n >= 2**63 for n in shape):
-        raise CheckpointError(f"{who}: shape {shown(str(shape))} has more than {MAX_DIMS} axes, or 2^63 elements")
+        raise CheckpointError(f"{prefix}: shape {shown(str(shape))} has more than {MAX_DIMS} axes, or 2^63 elements")
     if values["fortran_order"] and len(shape) > 1:
-        raise CheckpointError(f"{who}: is in Fortran order, np.ascontiguousarray gives the one that is read")
-    found = NpyHeader(np.dtype(descr), shape, start + length)
-    if prod(shape) * found.dtype.itemsize != size - found.nbytes:
-        raise CheckpointError(f"{who}: {size - found.nbytes} bytes are not those of {descr} {shown(str(shape))}")
-    return found
+        raise CheckpointError(f"{prefix}: is in Fortran order, np.ascontiguousarray gives the one that is read")
+    header = NpyHeader(np.dtype(descr), shape, start + length)
+    if prod(shape) * header.dtype.itemsize != size - header.nbytes:
+        raise CheckpointError(f"{prefix}: {size - header.nbytes} bytes are not those of {descr} {shown(str(shape))}")
+    return header
 
 
-def _fields(who: str, text: bytes) -> dict[str, Any]:
+def _fields(prefix: str, text: bytes) -> dict[str, Any]:
     """The three values in a header."""
     inside = text.strip(SPACES)
     if not (inside.startswith(b"{") and inside.endswith(b"}")):
-        raise CheckpointError(f"{who}: the header is no dict of {', '.join(KEYS)}, it starts with {shown(inside[:20])}")
-    inside, at, found = inside[1:-1].rstrip(SPACES), 0, {}
-    while at < len(inside):
-        field = FIELD.match(inside, at)
+        rule = f"the header is no dict of {', '.join(KEYS)}, it starts with {shown(inside[:20])}"
+        raise CheckpointError(f"{prefix}: {rule}")
+    inside, position, fields = inside[1:-1].rstrip(SPACES), 0, {}
+    while position < len(inside):
+        field = FIELD.match(inside, position)
         if field is None:
-            raise CheckpointError(f"{who}: the header has {shown(inside[at:])}, which is not read")
+            raise CheckpointError(f"{prefix}: the header has {shown(inside[position:])}, which is not read")
         key, value = field["key"].decode("ascii"), _value(field)
-        if key not in KEYS or key in found or not isinstance(value, KEYS[key]):
-            raise CheckpointError(f"{who}: the header has {shown(field[0])}, and must have {', '.join(KEYS)} once each")
-        found[key] = value
-        at = field.end()
-    if len(found) < len(KEYS):
-        raise CheckpointError(f"{who}: the header has only {', '.join(found) or 'nothing'} of {', '.join(KEYS)}")
-    return found
+        if key not in KEYS or key in fields or not isinstance(value, KEYS[key]):
+            raise CheckpointError(
+                f"{prefix}: the header has {shown(field[0])}, and must have {', '.join(KEYS)} once each"
+            )
+        fields[key] = value
+        position = field.end()
+    if len(fields) < len(KEYS):
+        raise CheckpointError(f"{prefix}: the header has only {', '.join(fields) or 'nothing'} of {', '.join(KEYS)}")
+    return fields
 
 
 def _value(field: re.Match[bytes]) -> str | bool | tuple[int, ...] | None:
-    """The value of a field, None for a tuple that is not one of whole numbers."""
+    """The value of a field, None for a tuple that is not one of integers."""
     if field["word"] is not None:
         return bool(field["word"] == b"True")
     if field["text"] is not None:
@@ -131,9 +134,9 @@ def _value(field: re.Match[bytes]) -> str | bool | tuple[int, ...] | None:
     return tuple(map(int, re.findall(rb"[0-9]+", field["tuple"])))
 
 
-def stored_array(name: str, who: str, file: Opened, start: int, size: int) -> NpyArray:
-    """The array in the .npy file that starts at a byte of another and has so many."""
-    header = npy_header(who, file.read(start, min(size, HEAD)).tobytes(), size)
+def stored_array(name: str, prefix: str, file: RegularFile, start: int, size: int) -> NpyArray:
+    """The array of a .npy file that occupies `size` bytes of another file from `start` on."""
+    header = npy_header(prefix, file.read(start, min(size, HEAD)).tobytes(), size)
     first, dtype = start + header.nbytes, header.dtype
 
     def read(begin: int, end: int) -> NDArray[Any]:
@@ -143,8 +146,8 @@ def stored_array(name: str, who: str, file: Opened, start: int, size: int) -> Np
 
 
 def open_npy(path: str, undo: ExitStack) -> Mapping[str, NpyArray]:
-    """The array of a .npy file, under the file's name."""
-    file = Opened(path, CheckpointError)
+    """The array of a .npy file, under the file's name without its suffix."""
+    file = RegularFile(path, CheckpointError)
     undo.callback(file.close)
     name = os.path.splitext(os.path.basename(path))[0]
     return {name: stored_array(name, f"{shown_path(path)}: array {shown(name)}", file, 0, file.size)}

@@ -1,7 +1,6 @@
 """.npz archives: NumPy's arrays by name, read in ranges; every refusal is a CheckpointError.
 
-A compressed array is unpacked when its weights are first read, into a temporary file; its header alone is unpacked to
-know what it is.
+A compressed array is unpacked into a temporary file when its weights are first read; opening unpacks only its header.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ from numpy.typing import NDArray
 from qgemm.errors import CheckpointError
 
 from .npy import HEAD, NpyArray, npy_header, stored_array
-from .paths import Opened, shown, shown_path, system_errors
-from .zip import STORED, Member, inflated, members
+from .paths import RegularFile, shown, shown_path, system_errors
+from .zip import STORED, Member, inflate, members
 
 SUFFIX = ".npy"
 
 
 def open_npz(path: str, undo: ExitStack, fd: int | None = None) -> dict[str, NpyArray]:
-    """The arrays of an archive, by name. fd: if it is open already."""
-    file = Opened(path, CheckpointError, fd)
+    """The arrays of an archive, by name. fd: the descriptor of the archive if it is already open."""
+    file = RegularFile(path, CheckpointError, fd)
     undo.callback(file.close)
-    found: dict[str, NpyArray] = {}
+    arrays: dict[str, NpyArray] = {}
     for member in members(file):
         name = member.name.removesuffix(SUFFIX)
-        who = f"{shown_path(path)}: array {shown(name)}"
-        if name in found or name == member.name:
-            raise CheckpointError(f"{who}: is there twice, or does not end in {SUFFIX}")
+        prefix = f"{shown_path(path)}: array {shown(name)}"
+        if name in arrays or name == member.name:
+            raise CheckpointError(f"{prefix}: is there twice, or does not end in {SUFFIX}")
         if member.method == STORED:
-            found[name] = stored_array(name, who, file, member.start, member.size)
+            arrays[name] = stored_array(name, prefix, file, member.start, member.size)
         else:
-            found[name] = _packed_array(name, who, file, member, undo)
-    return found
+            arrays[name] = _packed_array(name, prefix, file, member, undo)
+    return arrays
 
 
-def _packed_array(name: str, who: str, file: Opened, member: Member, undo: ExitStack) -> NpyArray:
-    """A deflated array, of which nothing but the header is unpacked now."""
-    header = npy_header(who, next(inflated(file, member), b"")[:HEAD], member.size)
-    unpacking = undo.enter_context(ExitStack())  # closed with the archive, by whichever stack closes that
-    spools: list[Opened] = []  # one, once it is needed
+def _packed_array(name: str, prefix: str, file: RegularFile, member: Member, undo: ExitStack) -> NpyArray:
+    """A deflated array, whose weights are unpacked on first use."""
+    header = npy_header(prefix, next(inflate(file, member), b"")[:HEAD], member.size)
+    unpacking = undo.enter_context(ExitStack())  # closed with the archive
+    spools: list[RegularFile] = []  # empty until the array is unpacked
     lock = Lock()
 
     def read(start: int, stop: int) -> NDArray[Any]:
@@ -51,15 +50,15 @@ def _packed_array(name: str, who: str, file: Opened, member: Member, undo: ExitS
             if not spools:
                 spools.append(_unpacked(file, member))
                 unpacking.callback(spools[0].close)
-        return stored_array(name, who, spools[0], 0, member.size).read(start, stop)
+        return stored_array(name, prefix, spools[0], 0, member.size).read(start, stop)
 
     return NpyArray(name, header.type, header.shape, read)
 
 
-def _unpacked(file: Opened, member: Member) -> Opened:
-    """A member as a file of its own, without a name."""
+def _unpacked(file: RegularFile, member: Member) -> RegularFile:
+    """A member unpacked to an unnamed temporary file."""
     with system_errors(file.path, "unpacked"), tempfile.TemporaryFile() as spool:
-        for piece in inflated(file, member):
+        for piece in inflate(file, member):
             spool.write(piece)
         spool.flush()
-        return Opened(file.path, CheckpointError, spool.fileno())
+        return RegularFile(file.path, CheckpointError, spool.fileno())

@@ -1,4 +1,4 @@
-"""Files by their paths: of any spelling, refused with one typed error, unchanged while they are read."""
+"""Open files by path: any spelling of a path, typed errors, and a check that files do not change while being read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from qgemm.errors import GGUFAccessError, GGUFError, GGUFNotFoundError, QgemmErr
 
 PathLike: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-# O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become ours.
+# O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become this process's.
 READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def path_string(path: PathLike) -> str:
-    """A path of any bytes as str; TypeError for what is no path, GGUFError for what no file can be called."""
+    """A path of any bytes as str; TypeError for other objects, GGUFError for a name that no file can have."""
     name = os.fsdecode(path)
     try:
         possible = b"\0" not in os.fsencode(name)
@@ -34,57 +34,57 @@ def path_string(path: PathLike) -> str:
 
 
 def shown(text: str | bytes) -> str:
-    """Any text as printable ASCII of bounded length: what comes from a file may hold escape sequences."""
+    """Text as printable ASCII of bounded length, since text from files may hold escape sequences."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     return ascii(text[:80]) + "..." * (len(text) > 80)
 
 
 def shown_path(path: str) -> str:
-    """A path as it starts a message: whole, in printable ASCII, without quotes."""
+    """A path for the start of a message: whole, in printable ASCII, without quotes."""
     return ascii(path)[1:-1]
 
 
 @contextmanager
-def system_errors(path: str, what: str) -> Iterator[None]:
-    """Turn the body's OSError into a typed one that names the file, what was done to it, and the reason."""
+def system_errors(path: str, action: str) -> Iterator[None]:
+    """Turn the body's OSError into a typed error that names the file, the action (a participle) and the reason."""
     try:
         yield
     except GGUFError:
         raise
     except OSError as error:
-        missing = what == "read" and error.errno == errno.ENOENT
+        missing = action == "read" and error.errno == errno.ENOENT
         kind = GGUFNotFoundError if missing else GGUFAccessError
-        found = kind(f"{shown_path(path)}: cannot be {what}: {error.strerror or error}")
-        found.errno = error.errno
-        raise found from error
+        typed = kind(f"{shown_path(path)}: cannot be {action}: {error.strerror or error}")
+        typed.errno = error.errno
+        raise typed from error
 
 
-class Opened:
-    """A regular file open for reading. It must not change: each look at its bytes makes sure that it has not."""
+class RegularFile:
+    """A regular file open for reading. Every read verifies that it has not changed."""
 
     def __init__(self, path: str, error: type[QgemmError] = GGUFError, fd: int | None = None) -> None:
-        """`error` is raised for what is not a file of bytes; fd: of a file that is open already, whatever its name."""
+        """error: raised for anything but a non-empty regular file. fd: the descriptor of an already open file."""
         self.path, self._error = path, error
         with ExitStack() as undo, system_errors(path, "read"):
             self.fd = os.open(path, READ) if fd is None else os.dup(fd)
             undo.callback(os.close, self.fd)
-            found = os.fstat(self.fd)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(self.fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise error(f"{shown_path(path)}: is not a regular file")
-            if found.st_size == 0:
+            if status.st_size == 0:
                 raise error(f"{shown_path(path)}: is empty")
             undo.pop_all()
-        self.size = found.st_size
-        self.stamp = found.st_size, found.st_mtime_ns
-        self._close = weakref.finalize(self, os.close, self.fd)  # also for a file that nobody closes
+        self.size = status.st_size
+        self.stamp = status.st_size, status.st_mtime_ns
+        self._close = weakref.finalize(self, os.close, self.fd)  # also if never closed explicitly
 
     def check(self) -> None:
         """Raise if the file was closed or changed."""
         self._check_open()
         with system_errors(self.path, "read"):
-            found = os.fstat(self.fd)
-        if (found.st_size, found.st_mtime_ns) != self.stamp:
+            status = os.fstat(self.fd)
+        if (status.st_size, status.st_mtime_ns) != self.stamp:
             raise self._error(f"{shown_path(self.path)}: changed since it was opened")
 
     def _check_open(self) -> None:
@@ -92,7 +92,7 @@ class Opened:
             raise self._error(f"{shown_path(self.path)}: was closed: what is in a file is read while it is open")
 
     def read(self, offset: int, size: int) -> NDArray[np.uint8]:
-        """So many bytes from there, which the caller knows to be inside the file."""
+        """Read `size` bytes from an offset; the caller ensures that they lie inside the file."""
         self._check_open()  # its descriptor may be another file's by now
         data = np.empty(size, np.uint8)
         left = data.data
@@ -105,7 +105,7 @@ class Opened:
         return data
 
     def read_rows(self, offset: int, stride: int, rows: int, size: int) -> NDArray[np.uint8]:
-        """The first `size` bytes of each of many rows that lie `stride` bytes apart."""
+        """The first `size` bytes of each row, for rows `stride` bytes apart."""
         if size == stride:
             return self.read(offset, rows * size)
         self._check_open()
@@ -118,14 +118,14 @@ class Opened:
         return data
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._close()
 
 
 def _read_into(fd: int, buffer: memoryview, offset: int) -> int:
-    """Read what fits at an offset; returns how many bytes came."""
+    """Read at an offset until the buffer is full or the data ends; returns the number of bytes."""
     if hasattr(os, "preadv"):
         return os.preadv(fd, [buffer], offset)
-    found = os.pread(fd, len(buffer), offset)  # macOS
-    buffer[: len(found)] = found
-    return len(found)
+    data = os.pread(fd, len(buffer), offset)  # macOS
+    buffer[: len(data)] = data
+    return len(data)

@@ -1,4 +1,4 @@
-"""Files that nobody but this user can have written: what is in them is run as the user's own code is."""
+"""Files that only this user can have written, since their contents are executed with the user's rights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotPrivate(Exception):
-    """Something that another user owns or may write to, or that is no file or no folder; the message says which."""
+    """A file or folder that another user owns or may write to, or of another kind; the message gives the reason."""
 
 
 def open_folder(path: str) -> int:
-    """The descriptor of a folder that is this user's alone, made with mode 0700 if there is none.
+    """The descriptor of a folder that only this user may write to, created with mode 0700 if missing.
 
-    Raises NotPrivate for a folder of another user, one that others may write to, or a link; OSError where there is
-    none and none can be made.
+    Raises NotPrivate for a folder of another user, one that others may write to, or a link; OSError where it is missing
+    and cannot be created.
     """
     parent = os.path.dirname(path)
     if parent:
@@ -39,10 +39,10 @@ def open_folder(path: str) -> int:
 
 
 def read_private(folder: int, name: str) -> bytes | None:
-    """The bytes of a file in such a folder; None if there is none; NotPrivate for one that is not this user's alone."""
+    """The bytes of a file in a private folder; None if missing; NotPrivate if others may have written it."""
     try:
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode):  # asked before it is opened: some devices act on that
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):  # checked before opening, which has effects on some devices
             raise NotPrivate(f"{shown_path(name)}: is not a regular file")
         fd = os.open(name, READ | os.O_NOFOLLOW, dir_fd=folder)
     except FileNotFoundError:
@@ -53,16 +53,16 @@ def read_private(folder: int, name: str) -> bytes | None:
 
 
 def write_private(folder: int, name: str, data: bytes) -> None:
-    """Write a file of mode 0600 in such a folder, in place of whatever has this name there. Raises OSError."""
+    """Write a file of mode 0600 in a private folder, in place of an old one. Raises OSError."""
     with suppress(OSError):
         os.unlink(name, dir_fd=folder)
     with replacing_in(folder, name, shown_path(name), mode=0o600) as fd:
         write_at(fd, 0, memoryview(data))
 
 
-def _check(found: os.stat_result, path: str) -> None:
-    """Refuse what another user owns, who may always write to it, or what others may write to."""
-    if found.st_uid != os.geteuid():
-        raise NotPrivate(f"{shown_path(path)}: belongs to another user (uid {found.st_uid})")
-    if found.st_mode & OTHERS:
-        raise NotPrivate(f"{shown_path(path)}: others may write to it (mode {stat.S_IMODE(found.st_mode):o})")
+def _check(status: os.stat_result, path: str) -> None:
+    """Refuse a file of another user, who can always write to it, and one that others may write to."""
+    if status.st_uid != os.geteuid():
+        raise NotPrivate(f"{shown_path(path)}: belongs to another user (uid {status.st_uid})")
+    if status.st_mode & OTHERS:
+        raise NotPrivate(f"{shown_path(path)}: others may write to it (mode {stat.S_IMODE(status.st_mode):o})")

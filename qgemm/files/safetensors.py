@@ -3,9 +3,9 @@
     offset  bytes  field
          0      8  size     u64, of the header, little-endian
          8   size  header   JSON: {name: {"dtype", "shape", "data_offsets": [start, end]}, "__metadata__": {str: str}}
-         .      .  data     each tensor at its offsets from here: no overlap, no holes, nothing behind the last
+         .      .  data     each tensor at its offsets from here, without overlaps, holes or trailing bytes
 
-The header is checked whole before a byte of data is read.
+The whole header is checked before a byte of data is read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from qgemm.errors import CheckpointError
 
 from .limits import FREE_HEADER, longest_text, most_names
-from .paths import Opened, PathLike, path_string, shown, shown_path
-from .safetensors_header import METADATA, Described, parsed
+from .paths import PathLike, RegularFile, path_string, shown, shown_path
+from .safetensors_header import METADATA, Described, parse_header
 
 SIZE = struct.Struct("<Q")
-MAX_HEADER = 100_000_000  # bytes: what the format's own library takes
-ALIGNMENT = 8  # of the data: headers are padded with spaces
+MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library
+ALIGNMENT = 8  # bytes; headers are padded with spaces
 
-DTYPES = {  # of safetensors: NumPy's, of the stored bits where NumPy has none
+DTYPES = {  # safetensors' dtype -> NumPy's, or that of the stored bits where NumPy has none
     "F64": "<f8",
     "F32": "<f4",
     "F16": "<f2",
@@ -49,7 +49,7 @@ DTYPES = {  # of safetensors: NumPy's, of the stored bits where NumPy has none
 
 
 class Entry(NamedTuple):
-    """One tensor: safetensors' name of its dtype, its shape, and where it starts in the file."""
+    """One tensor: safetensors' name of its dtype, its shape, and its offset in the file."""
 
     type: str
     shape: tuple[int, ...]
@@ -67,12 +67,12 @@ class Entry(NamedTuple):
 
 
 class SafetensorsFile:
-    """One open file: `tensors` by name, in the order of their data, and `metadata`. CheckpointError for a bad one."""
+    """One open file: `tensors` by name, in the order of their data, and `metadata`. CheckpointError if malformed."""
 
     def __init__(self, path: PathLike, fd: int | None = None) -> None:
-        """fd: of the file, if it is open already."""
+        """fd: the descriptor of the file if it is already open."""
         self.path = path_string(path)
-        self.file = Opened(self.path, CheckpointError, fd)
+        self.file = RegularFile(self.path, CheckpointError, fd)
         try:
             self.tensors, self.metadata = self._header()
         except BaseException:
@@ -85,7 +85,7 @@ class SafetensorsFile:
         return self.file.read(entry.offset + start * size, (stop - start) * size).view(entry.dtype)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.file.close()
 
     def _refusal(self, rule: str) -> CheckpointError:
@@ -96,51 +96,51 @@ class SafetensorsFile:
         if left < 2:
             raise self._refusal(f"not a safetensors file: it has {self.file.size} bytes")
         size = SIZE.unpack(self.file.read(0, SIZE.size).tobytes())[0]
-        if size > (most := min(left, MAX_HEADER, longest_text(FREE_HEADER, left - min(size, left)))):
-            raise self._refusal(f"header: {size} bytes are more than a file of {self.file.size} can have: {most}")
+        if size > (limit := min(left, MAX_HEADER, longest_text(FREE_HEADER, left - min(size, left)))):
+            raise self._refusal(f"header: {size} bytes are more than a file of {self.file.size} can have: {limit}")
         raw = self.file.read(SIZE.size, size).tobytes()
-        found, metadata = parsed(raw, most_names(self.file.size), self._refusal)
-        entries = {name: self._entry(name, each, SIZE.size + size) for name, each in found.items()}
+        described, metadata = parse_header(raw, most_names(self.file.size), self._refusal)
+        entries = {name: self._entry(name, fields, SIZE.size + size) for name, fields in described.items()}
         return self._placed(entries, SIZE.size + size), metadata
 
-    def _entry(self, name: str, said: Described, start: int) -> Entry:
-        kind, shape, offsets = said
+    def _entry(self, name: str, described: Described, start: int) -> Entry:
+        kind, shape, offsets = described
         if kind not in DTYPES:
             raise self._refusal(f"tensor {shown(name)}: dtype {shown(kind)} is not one of {', '.join(DTYPES)}")
         if max((*shape, *offsets), default=0) >= 2**63:
             raise self._refusal(f"tensor {shown(name)}: has 2^63 elements or more along an axis")
         entry = Entry(kind, shape, start + offsets[0] if offsets else start)
         if len(offsets) != 2 or offsets[1] - offsets[0] != entry.nbytes:
-            span = f"the {entry.nbytes} bytes of {kind} {list(shape)}"
-            raise self._refusal(f"tensor {shown(name)}: data_offsets {list(offsets)} must span {span}")
+            rule = f"must span the {entry.nbytes} bytes of {kind} {list(shape)}"
+            raise self._refusal(f"tensor {shown(name)}: data_offsets {list(offsets)} {rule}")
         return entry
 
     def _placed(self, entries: dict[str, Entry], start: int) -> dict[str, Entry]:
-        """The tensors in the order of their data, which fills the file from `start`."""
-        at, before = start, ""
+        """The tensors in the order of their data, which must fill the file from `start`."""
+        position, previous = start, ""
         ordered = dict(sorted(entries.items(), key=lambda item: (item[1].offset, item[1].nbytes)))
         for name, entry in ordered.items():
-            if entry.offset != at:
-                what = "inside" if entry.offset < at else "a hole behind"
-                other = f"tensor {shown(before)}" if at > start else "the header"
-                raise self._refusal(f"tensor {shown(name)}: starts at byte {entry.offset}, {what} {other}")
-            at, before = at + entry.nbytes, name
-        if at != self.file.size:
-            raise self._refusal(f"the tensors end at byte {at}, the file at {self.file.size}")
+            if entry.offset != position:
+                relation = "inside" if entry.offset < position else "a hole behind"
+                other = f"tensor {shown(previous)}" if position > start else "the header"
+                raise self._refusal(f"tensor {shown(name)}: starts at byte {entry.offset}, {relation} {other}")
+            position, previous = position + entry.nbytes, name
+        if position != self.file.size:
+            raise self._refusal(f"the tensors end at byte {position}, the file at {self.file.size}")
         return ordered
 
 
-def laid_out(
+def file_layout(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int], int]:
-    """For tensors by name, their dtype and shape: the file's beginning, where each tensor starts, the file's size."""
+    """The header, the offset of each tensor and the size of a file with these tensors (dtype, shape)."""
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
-    ends, at = {}, 0
+    ends, position = {}, 0
     for name, (kind, shape) in tensors.items():
-        ends[name] = at, at + prod(shape) * np.dtype(DTYPES[kind]).itemsize
+        ends[name] = position, position + prod(shape) * np.dtype(DTYPES[kind]).itemsize
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": list(ends[name])}
-        at = ends[name][1]
+        position = ends[name][1]
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
     text += b" " * (-len(text) % ALIGNMENT)
     start = SIZE.size + len(text)
-    return SIZE.pack(len(text)) + text, {name: start + first for name, (first, _) in ends.items()}, start + at
+    return SIZE.pack(len(text)) + text, {name: start + first for name, (first, _) in ends.items()}, start + position

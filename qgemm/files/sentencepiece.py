@@ -1,4 +1,4 @@
-"""The pieces of a SentencePiece model (tokenizer.model): a protobuf message, of which no more is read than them.
+"""The pieces of a SentencePiece model (tokenizer.model), a protobuf message; its other fields are skipped.
 
     ModelProto     field 1, repeated  SentencePiece
     SentencePiece  field 1  piece   string
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
 
-from .paths import Opened, shown_path
+from .paths import RegularFile, shown_path
 
 FLOAT = struct.Struct("<f")
 FIXED = {1: 8, 5: 4}
@@ -25,7 +25,7 @@ TYPES = range(1, 7)
 
 
 class SentencePiece(NamedTuple):
-    """One token: its text in UTF-8, the score by which merges are chosen, and its type as .gguf files number it."""
+    """One token: its text in UTF-8, the score that ranks merges, and its type as .gguf files number it."""
 
     text: bytes
     score: float
@@ -33,19 +33,19 @@ class SentencePiece(NamedTuple):
 
 
 def read_sentencepiece(path: str) -> list[SentencePiece]:
-    """The pieces of a model in the order of their numbers; CheckpointError for what is no such file."""
-    file = Opened(path, CheckpointError)
+    """The pieces of a model in the order of their numbers; CheckpointError for any other file."""
+    file = RegularFile(path, CheckpointError)
     try:
         data = file.read(0, file.size).tobytes()
     finally:
         file.close()
     try:
-        found = [_piece(value) for field, value in _fields(data) if field == 1 and isinstance(value, bytes)]
+        pieces = [_piece(value) for field, value in _fields(data) if field == 1 and isinstance(value, bytes)]
     except (ValueError, struct.error):
-        found = []
-    if not found:
+        pieces = []
+    if not pieces:
         raise CheckpointError(f"{shown_path(path)}: is no SentencePiece model")
-    return found
+    return pieces
 
 
 def _piece(data: bytes) -> SentencePiece:
@@ -63,35 +63,35 @@ def _piece(data: bytes) -> SentencePiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a message: an int of a varint, else its bytes."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
+    """Number and value of each field of a message: an int for a varint, else bytes."""
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
         wire = key & 7
         if wire == VARINT:
-            value, at = _varint(data, at)
+            value, position = _varint(data, position)
             yield key >> 3, value
             continue
         if wire == BYTES:
-            size, at = _varint(data, at)
+            size, position = _varint(data, position)
         elif wire in FIXED:
             size = FIXED[wire]
         else:
             raise ValueError(wire)
-        if size > len(data) - at:
+        if size > len(data) - position:
             raise ValueError(size)
-        yield key >> 3, data[at : at + size]
-        at += size
+        yield key >> 3, data[position : position + size]
+        position += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where it ends."""
-    found = 0
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """A varint of seven bits per byte, and the position after it."""
+    number = 0
     for shift in range(0, 64, 7):
-        if at >= len(data):
-            raise ValueError(at)
-        found |= (data[at] & 127) << shift
-        at += 1
-        if data[at - 1] < 128:
-            return found, at
-    raise ValueError(at)
+        if position >= len(data):
+            raise ValueError(position)
+        number |= (data[position] & 127) << shift
+        position += 1
+        if data[position - 1] < 128:
+            return number, position
+    raise ValueError(position)

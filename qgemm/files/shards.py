@@ -13,7 +13,7 @@ MARKED = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5,20})-of-(?P<count>[0-9]{5,
 
 
 class ShardName(NamedTuple):
-    """What the name of a shard says: what precedes the numbers, which shard, from 1, of how many, what follows."""
+    """The parts of a shard's name: the stem, the number from 1, the number of shards, the suffix."""
 
     stem: str
     number: int
@@ -25,24 +25,24 @@ class ShardName(NamedTuple):
         return f"{self.stem}{MARK.format(number, self.shards)}{self.suffix}"
 
     def paths(self) -> list[str]:
-        """The paths of all shards, each of which there is.
+        """The paths of all shards, which must exist.
 
-        GGUFNotFoundError for the first that is missing, and GGUFAccessError. A file may claim any count: names are
-        made one at a time, no more of them than the folder holds.
+        GGUFNotFoundError for the first missing one, and GGUFAccessError. A file may claim any count: names are made one
+        at a time, and no more of them than files exist.
         """
-        found: list[str] = []
+        paths: list[str] = []
         for number in range(1, self.shards + 1):
             path = self.path(number)
             with system_errors(path, "read"):
                 os.stat(path)
-            found.append(path)
-        return found
+            paths.append(path)
+        return paths
 
 
 def shard_name(path: str, suffix: str) -> ShardName | None:
-    """What a path says of its shard, None if it says nothing."""
-    found = MARKED.fullmatch(path.removesuffix(suffix))
-    if found is None or not path.endswith(suffix):
+    """The parts of a path's shard name, None if it has none."""
+    match = MARKED.fullmatch(path.removesuffix(suffix))
+    if match is None or not path.endswith(suffix):
         return None
-    name = ShardName(found["stem"], int(found["number"]), int(found["count"]), suffix)
+    name = ShardName(match["stem"], int(match["number"]), int(match["count"]), suffix)
     return name if name.path(name.number) == path and 1 <= name.number <= name.shards else None

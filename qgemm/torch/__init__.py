@@ -1,7 +1,7 @@
-"""Layers of PyTorch whose weights stay packed: `QLinear`, `QEmbedding`, `QExperts`; `replace_linear` puts them into a
-model, `parallelize` cuts those of a model over several GPUs.
+"""PyTorch layers whose weights stay packed: `QLinear`, `QEmbedding`, `QExperts`.
 
-Needs torch 2.4 or later, the extra `torch`; `import qgemm` alone never imports it.
+`replace_linear` puts them into a model, `parallelize` cuts those of a model over several GPUs. Needs torch 2.4 or
+later, the extra `torch`; `import qgemm` alone never imports it.
 """
 
 try:
@@ -9,8 +9,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    wanted = "qgemm.torch needs PyTorch 2.4 or later, which is not installed"
-    raise ImportError(f"{wanted}: pip install 'torch>=2.4', or this project with its extra [torch]") from None
+    message = "qgemm.torch needs PyTorch 2.4 or later, which is not installed"
+    raise ImportError(f"{message}: pip install 'torch>=2.4', or this project with its extra [torch]") from None
 
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
     raise ImportError(f"qgemm.torch needs PyTorch 2.4 or later, this is {torch.__version__}: pip install -U torch")

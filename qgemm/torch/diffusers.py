@@ -6,9 +6,9 @@
     config = GGUFQuantizationConfig(compute_dtype=torch.bfloat16)
     model = FluxTransformer2DModel.from_single_file("model.gguf", quantization_config=config)
 
-diffusers keeps the blocks of a file in its GGUFLinear, and decodes a whole weight at every call. `patch` puts a QLinear
-in the place of each, once a model is loaded. It is a GGUFLinear still, with a GGUFParameter, for what asks by these
-names: LoRA through peft, which adds its product to that of the layer; `model.dequantize()`.
+diffusers keeps the blocks of a file in its GGUFLinear, and decodes a whole weight at every call. `patch` replaces each
+by a QLinear once a model is loaded. The replacement still is a GGUFLinear with a GGUFParameter, for code that checks
+these classes: LoRA through peft, which adds its product to that of the layer; `model.dequantize()`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ except ImportError as error:
 
 
 def patch() -> Patched:
-    """From now on what diffusers loads from a .gguf file multiplies by packed weights, on the CPU and on a GPU.
+    """Make models that diffusers loads from a .gguf file multiply by packed weights, on the CPU and on a GPU.
 
-    What it gives can `undo()` that, and is a context manager that does so; models that were loaded stay as they are.
+    The result has `undo()`, and is a context manager that calls it; loaded models keep their layers.
     """
-    theirs = GGUFQuantizer._process_model_after_weight_loading
+    original = GGUFQuantizer._process_model_after_weight_loading
 
     def loaded(self: Any, model: Any, **kwargs: Any) -> Any:
-        model = theirs(self, model, **kwargs)
+        model = original(self, model, **kwargs)
         _replace(model)
         return model
 
@@ -49,22 +49,22 @@ def patch() -> Patched:
 
 
 def _replace(model: Any) -> None:
-    """Put a layer of qgemm where a model has a GGUFLinear; UnsupportedError for a type that is not decoded."""
+    """Replace each GGUFLinear of a model; UnsupportedError for a type without a decoder."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is utils.GGUFLinear and isinstance(child.weight, utils.GGUFParameter):
-                setattr(parent, name, PackedLinear.of(child))
+                setattr(parent, name, PackedLinear.from_gguf_linear(child))
 
 
 class PackedLinear(QLinear, utils.GGUFLinear):
-    """A QLinear under the name of GGUFLinear."""
+    """A QLinear that passes as a GGUFLinear."""
 
     compute_dtype: Any
     source_cls: Any
 
     @classmethod
-    def of(cls, layer: Any) -> PackedLinear:
-        """The same layer, over the same memory."""
+    def from_gguf_linear(cls, layer: Any) -> PackedLinear:
+        """The same layer over the same memory."""
         fmt = GGML_TYPES[layer.weight.quant_type]
         if fmt.levels is None:
             raise UnsupportedError(f"{layer!r} is packed as {fmt}, which has no decoder")
@@ -75,9 +75,9 @@ class PackedLinear(QLinear, utils.GGUFLinear):
 
 
 class GGUFParameter(utils.GGUFParameter):
-    """Bytes of a weight, of the file or tiles of a GPU, under the name by which diffusers knows them.
+    """Bytes of a weight, as in the file or as GPU tiles, in diffusers' class.
 
-    What torch makes of them are plain tensors.
+    Operations of torch return plain tensors.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -87,15 +87,15 @@ class GGUFParameter(utils.GGUFParameter):
         return packed_of(self, GGML_TYPES[self.quant_type].name, self.quant_shape)
 
     def as_tensor(self) -> Any:
-        """Bytes of the file's layout [N, bytes of a row], as a plain tensor on their device; what diffusers decodes."""
+        """The bytes in the file's layout [N, bytes per row], a plain tensor on their device, for diffusers' decoder."""
         if self.dim() == 2:
             return super().as_tensor()
         return file_bytes(host_tensor(self, GGML_TYPES[self.quant_type].name, self.quant_shape)).to(self.device)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """A copy on another device knows as much."""
-        made = super().to(*args, **kwargs)
-        if made is not self:
-            made = type(self)(made, quant_type=self.quant_type)
-            made.quant_shape = self.quant_shape
-        return made
+        """A copy on another device, with the same type and shape."""
+        moved = super().to(*args, **kwargs)
+        if moved is not self:
+            moved = type(self)(moved, quant_type=self.quant_type)
+            moved.quant_shape = self.quant_shape
+        return moved

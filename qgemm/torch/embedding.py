@@ -1,4 +1,4 @@
-"""QEmbedding: torch.nn.Embedding whose table stays packed; only the rows that are asked for are decoded."""
+"""QEmbedding: torch.nn.Embedding whose table stays packed; only the rows of an index are decoded."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .rows import selected
 class QEmbedding(PackedModule):
     """Rows of a packed table [num_embeddings, embedding_dim] by their index, decoded into `dtype`.
 
-    The index is int32 or int64 of any shape, on the layer's device. The table takes no gradient; padding_idx is the row
-    of padding, as in torch.nn.Embedding, and like there the forward gives it as it is in the table. A layer may share
-    its `weight` with a QLinear, as models do whose head is their table.
+    The index is int32 or int64 of any shape, on the layer's device. The table takes no gradient. padding_idx names the
+    padding row, which the forward decodes like any other, as torch.nn.Embedding does. A layer may share its `weight`
+    with a QLinear, as in models whose head is their table.
     """
 
     rows, columns = "num_embeddings", "embedding_dim"
@@ -36,7 +36,7 @@ class QEmbedding(PackedModule):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        """A table of zeros, for a state dict, whose format it then takes. dtype: of what comes out, torch's default."""
+        """A table of zeros, for a state dict, which also sets the format. dtype: of the output, torch's default."""
         super().__init__((num_embeddings, embedding_dim), format, device)
         self._complete(padding_idx, dtype)
 
@@ -54,7 +54,7 @@ class QEmbedding(PackedModule):
 
     @classmethod
     def _sharing(cls, tensor: Packed, weight: Any, padding_idx: int | None, dtype: Any) -> QEmbedding:
-        """`from_tensor`, with a parameter that holds the tensor's bytes already, or None."""
+        """`from_tensor`, with an existing parameter that holds the tensor's bytes, or None."""
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
         layer._take(tensor, weight)
@@ -70,10 +70,10 @@ class QEmbedding(PackedModule):
         return selected(self.packed, self._parameters["weight"], index, self.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> QEmbedding:
-        """`.half()` and its like change the dtype of what comes out."""
+        """Convert like torch; `.half()` and similar calls change the output's dtype."""
         super()._apply(fn, recurse)
-        made = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
-        self.dtype = made if made.is_floating_point else self.dtype
+        dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        self.dtype = dtype if dtype.is_floating_point else self.dtype
         return self
 
     def extra_repr(self) -> str:

@@ -48,19 +48,19 @@ class PackedExperts(PackedModule):
     @classmethod
     def from_tensor(cls, tensor: Packed, bias: Any = None) -> PackedExperts:
         """Experts over the memory of a qgemm.Tensor [E, N, K] or of DeviceExperts."""
-        made = cls.__new__(cls)
-        torch.nn.Module.__init__(made)
-        made._take(tensor)
-        made._complete(bias)
-        return made
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        layer._take(tensor)
+        layer._complete(bias)
+        return layer
 
     def dequantize(self, dtype: Any = torch.float32) -> Any:
         """The weights as a new tensor [E, N, K] on their device."""
         packed, device = self.packed, self.weight.device
-        made = torch.empty(self._shape, dtype=dtype, device=device)
+        weights = torch.empty(self._shape, dtype=dtype, device=device)
         for expert in range(self.num_experts):
-            made[expert] = torch.from_dlpack(packed[expert].dequantize()).to(dtype)
-        return made
+            weights[expert] = torch.from_dlpack(packed[expert].dequantize()).to(dtype)
+        return weights
 
     def extra_repr(self) -> str:
         """For repr."""
@@ -95,16 +95,16 @@ class QExperts(torch.nn.Module):
     ) -> QExperts:  # fmt: skip
         """A layer over the memory of Tensors, which may be in a mapped file, or of DeviceExperts.
 
-        biases: of each, a tensor [E, N] or None.
+        biases: of gate, up and down, tensors [E, N] or None.
         """
         layer_of((gate, up), down, None, activation)
-        made = cls.__new__(cls)
-        torch.nn.Module.__init__(made)
-        made.gate, made.up, made.down = (
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        layer.gate, layer.up, layer.down = (
             PackedExperts.from_tensor(tensor, bias) for tensor, bias in zip((gate, up, down), biases, strict=True)
         )
-        made.activation = _checked(activation)
-        return made
+        layer.activation = _checked(activation)
+        return layer
 
     @property
     def parts(self) -> tuple[PackedExperts, PackedExperts, PackedExperts]:

@@ -1,7 +1,7 @@
-"""Group: the ranks of torch.distributed among which weights are cut, and the collectives that layers make.
+"""Group: the ranks of torch.distributed over which weights are cut, and the collectives of the layers.
 
-All ranks make the same collectives in the same order. What can fail on one of them alone, as reading a file, happens
-inside `Group.together`, at whose end each learns how the others fared.
+All ranks call the same collectives in the same order. Actions that may fail on a single rank, such as reading a file,
+run inside `Group.together`, at whose end every rank learns of the others' errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qgemm.errors import RankError, UnsupportedError
 class Group:
     """A process group, a device mesh of one axis, or all ranks (None).
 
-    timeout: of collectives, after which a rank that waits for one that is gone fails; without it the group's own.
+    timeout: of collectives; a rank that waits longer for another fails. Default: the group's own.
     """
 
     def __init__(self, group: Any = None, timeout: timedelta | None = None) -> None:
@@ -41,30 +41,30 @@ class Group:
         if timeout is not None:
             ranks = dist.get_process_group_ranks(group)
             group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
-        # Weak: one that is still held when the interpreter ends, after destroy_process_group, takes the process down.
+        # Weak: a group that is alive when the interpreter exits, after destroy_process_group, crashes the process.
         self._process_group = ref(group)
         self.rank: int = dist.get_rank(group)
         self.world: int = dist.get_world_size(group)
 
     @property
     def process_group(self) -> Any:
-        """What torch knows; UnsupportedError once it was destroyed."""
-        found = self._process_group()
-        if found is None:
+        """torch's process group; UnsupportedError after it was destroyed."""
+        group = self._process_group()
+        if group is None:
             raise UnsupportedError(f"{self!r}: the process group is gone, destroy_process_group() was called")
-        return found
+        return group
 
     @classmethod
-    def of(cls, group: Any, timeout: timedelta | None = None) -> Group:
-        """A Group as it is, or one over what torch knows."""
+    def wrap(cls, group: Any, timeout: timedelta | None = None) -> Group:
+        """The Group itself, or one over torch's group."""
         return group if isinstance(group, Group) else cls(group, timeout)
 
     @contextmanager
     def together(self) -> Iterator[list[str]]:
-        """A block without collectives that every rank runs: all come out of it, or all raise.
+        """A block without collectives that every rank runs: it succeeds on all, or raises on all.
 
-        The rank that fails raises its own error, the others a RankError with its message. What is appended to the list
-        must be the same on all ranks: RankError says which differs.
+        The failing rank raises its own error, the others a RankError with its message. Text appended to the list must
+        be the same on all ranks, else RankError reports the difference.
         """
         facts: list[str] = []
         error = None
@@ -72,28 +72,28 @@ class Group:
             yield facts
         except Exception as caught:
             error = caught
-        said: list[Any] = [None] * self.world
-        mine = None if error is None else f"{type(error).__name__}: {error}"
-        dist.all_gather_object(said, (mine, facts), group=self.process_group)
+        reports: list[Any] = [None] * self.world
+        report = None if error is None else f"{type(error).__name__}: {error}"
+        dist.all_gather_object(reports, (report, facts), group=self.process_group)
         if error is not None:
             raise error
-        for rank, (text, _) in enumerate(said):
+        for rank, (text, _) in enumerate(reports):
             if text is not None:
                 raise RankError(f"rank {rank} of {self.world} failed with {text}")
-        for rank, (_, theirs) in enumerate(said):
-            if theirs != said[0][1]:
-                first, other = next((a, b) for a, b in _pairs(said[0][1], theirs) if a != b)
+        for rank, (_, rank_facts) in enumerate(reports):
+            if rank_facts != reports[0][1]:
+                first, other = next((a, b) for a, b in _pairs(reports[0][1], rank_facts) if a != b)
                 raise RankError(f"ranks must do the same: rank 0 has {first}, rank {rank} has {other}")
 
     # ---------------------------------------------------------------- collectives of tensors
 
     def sum(self, y: Any) -> Any:
-        """The sum of y over the ranks, in y, which is contiguous. All ranks get the same bits."""
+        """The sum of y over the ranks, in place; y is contiguous. All ranks get the same bits."""
         dist.all_reduce(y, group=self.process_group)
         return y
 
     def joined(self, y: Any, widths: list[int]) -> Any:
-        """y [..., widths[rank]] of all ranks side by side, [..., sum(widths)], as a new tensor."""
+        """y [..., widths[rank]] of all ranks concatenated, [..., sum(widths)], as a new tensor."""
         padded = y.new_zeros((*y.shape[:-1], max(widths)))
         padded[..., : y.shape[-1]] = y
         parts = [torch.empty_like(padded) for _ in widths]
@@ -101,11 +101,11 @@ class Group:
         return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], -1)
 
     def traced_sum(self, y: Any) -> Any:
-        """`sum` in a graph that is being made, as a new tensor."""
+        """`sum` in a traced graph, as a new tensor."""
         return traceable.wait_tensor(traceable.all_reduce(y, "sum", self.process_group))
 
     def traced_joined(self, y: Any, widths: list[int]) -> Any:
-        """`joined` in a graph that is being made."""
+        """`joined` in a traced graph."""
         padded = torch.nn.functional.pad(y, (0, max(widths) - y.shape[-1])).unsqueeze(0).contiguous()
         parts = traceable.wait_tensor(traceable.all_gather_tensor(padded, 0, self.process_group))
         return torch.cat([parts[rank, ..., :width] for rank, width in enumerate(widths)], -1)
@@ -129,7 +129,7 @@ def _pairs(first: list[str], other: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class Summed(torch.autograd.Function):
-    """Parts of a sum, one a rank -> the sum on all of them; its gradient is that of each part."""
+    """The sum of one part per rank, on all ranks; its gradient is that of each part."""
 
     @staticmethod
     def forward(ctx: Any, y: Any, group: Group) -> Any:
@@ -141,7 +141,7 @@ class Summed(torch.autograd.Function):
 
 
 class Shared(torch.autograd.Function):
-    """x, which all ranks have, for layers that each have a share of what becomes of it: gradients are summed."""
+    """x, which all ranks have, as input of layers that each compute a share; its gradients are summed."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, group: Group) -> Any:
@@ -154,7 +154,7 @@ class Shared(torch.autograd.Function):
 
 
 class Joined(torch.autograd.Function):
-    """`Group.joined`; of the gradient, which all ranks have, each takes its part."""
+    """`Group.joined`; each rank takes its part of the gradient, which all ranks have."""
 
     @staticmethod
     def forward(ctx: Any, y: Any, group: Group, widths: list[int]) -> Any:

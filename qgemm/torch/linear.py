@@ -16,11 +16,11 @@ from .gradients import Product, differentiated
 from .ops import product, traced, traced_linear
 from .views import BUFFERS, ViewedModule
 
-autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; asked at each call
+autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; called per forward
 
 
 def cast_by_autocast(x: Any) -> Any:
-    """x in the type that autocast asks for on its device, or as it is."""
+    """x in autocast's type for its device, or unchanged."""
     device = x.device.type
     if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return x.to(torch.get_autocast_dtype(device))
@@ -28,10 +28,10 @@ def cast_by_autocast(x: Any) -> Any:
 
 
 class LoRA(torch.nn.Module):
-    """scale * (x @ A.T) @ B.T, with A [rank, K] and B [N, rank]: parameters, trained as they ask for."""
+    """scale * (x @ A.T) @ B.T, with parameters A [rank, K] and B [N, rank], which may be trained."""
 
     def __init__(self, A: Any, B: Any, scale: float = 1.0) -> None:
-        """Parameters are taken as they are, so that they can be shared; other tensors become ones that are trained."""
+        """Parameters are used directly, so that they can be shared; other tensors become trainable parameters."""
         super().__init__()
         if A.dim() != 2 or B.dim() != 2 or A.shape[0] != B.shape[1]:
             raise UnsupportedError(f"LoRA is A [rank, K] and B [N, rank], got A {list(A.shape)} and B {list(B.shape)}")
@@ -39,7 +39,7 @@ class LoRA(torch.nn.Module):
         self.scale = scale
 
     def forward(self, x: Any) -> Any:
-        """x [..., K] -> [..., N] of x's dtype; computed in that of A."""
+        """x [..., K] -> [..., N] in x's dtype, computed in A's."""
         y = functional.linear(functional.linear(x.to(self.A.dtype), self.A), self.B) * self.scale
         return y.to(x.dtype)
 
@@ -52,18 +52,18 @@ class QLinear(ViewedModule):
     """y [..., N] = x [..., K] @ weight.T + bias, the weight in the packed blocks of a .gguf file, never inflated.
 
     x: float16, bfloat16 or float32, on the layer's device (CPU or CUDA), any leading shape and strides; y has its
-    dtype. Under autocast x is cast to its dtype before. Gradients flow to x and bias, by decoding the weight panel by
+    dtype. Under autocast x is first cast to its dtype. Gradients flow to x and bias, by decoding the weight panel by
     panel, and to LoRA; the weight takes none. activation: "a16", or "a8" for activations quantized to Q8_1.
 
-    weight: a parameter of bytes, uint8 [N, bytes of a row] as in the file; on a GPU one of its tiles, padded to 64 rows
-    and columns. `.to` moves it, dtypes touch the bias alone. Beside it are `column_order` of one with act-order, and
-    float32 `factor` or `divisor` of one that has such (qgemm/torch/views.py).
+    weight: a parameter of bytes, uint8 [N, bytes per row] as in the file; on a GPU its tiles, padded to 64 rows and
+    columns. `.to` moves it; dtypes affect the bias alone. Buffers beside it are `column_order` of a weight with
+    act-order, and float32 `factor` or `divisor` of a scaled one (qgemm/torch/views.py).
     """
 
     rows, columns = "out_features", "in_features"
     in_features: int
     out_features: int
-    lora: Any  # a ModuleDict by name, while there are any
+    lora: Any  # a ModuleDict by name; absent while empty
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class QLinear(ViewedModule):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        """A layer of zeros, for a state dict, whose format it then takes. dtype: of the bias."""
+        """A layer of zeros, for a state dict, which also sets the format. dtype: of the bias."""
         super().__init__((out_features, in_features), format, device)
         empty = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
         self._complete(empty, activation)
@@ -94,13 +94,13 @@ class QLinear(ViewedModule):
     def from_tensor(cls, tensor: Packed, bias: Any = None, activation: str = "a16") -> QLinear:
         """A layer over the memory of a qgemm.Tensor [N, K], which may be in a mapped file, of a DeviceTensor or a view.
 
-        bias: a tensor [N] of floats on the same device, or a parameter, which is taken as it is.
+        bias: a tensor [N] of floats on the same device, or a parameter, which is used directly.
         """
         return cls._sharing(tensor, None, bias, activation)
 
     @classmethod
     def _sharing(cls, tensor: Packed, weight: Any, bias: Any, activation: str) -> QLinear:
-        """`from_tensor`, with a parameter that holds the tensor's bytes already, or None."""
+        """`from_tensor`, with an existing parameter that holds the tensor's bytes, or None."""
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
         layer._take(tensor, weight)
@@ -110,11 +110,11 @@ class QLinear(ViewedModule):
     def add_lora(self, A: Any, B: Any, scale: float = 1.0, name: str = "default") -> LoRA:
         """Add scale * (x @ A.T) @ B.T to every y: A [rank, K], B [N, rank] -> the LoRA, in `lora[name]`.
 
-        UnsupportedError for matrices that do not fit, and for a name that is taken.
+        UnsupportedError for shapes that do not fit, and for a name in use.
         """
-        wanted = f"{self!r} needs A [rank, {self.in_features}] and B [{self.out_features}, rank]"
+        needs = f"{self!r} needs A [rank, {self.in_features}] and B [{self.out_features}, rank]"
         if A.dim() != 2 or B.dim() != 2 or (B.shape[0], A.shape[1]) != self._shape:
-            raise UnsupportedError(f"{wanted}, got A {list(A.shape)} and B {list(B.shape)}")
+            raise UnsupportedError(f"{needs}, got A {list(A.shape)} and B {list(B.shape)}")
         if name in self._modules.get("lora", ()):
             raise UnsupportedError(f"there is a LoRA {name!r} already; remove_lora({name!r}) takes it away")
         added = LoRA(A, B, scale)
@@ -122,12 +122,12 @@ class QLinear(ViewedModule):
         return added
 
     def remove_lora(self, name: str = "default") -> None:
-        """Take a LoRA away; UnsupportedError if there is none of that name."""
-        there = self._modules.get("lora", {})
-        if name not in there:
-            raise UnsupportedError(f"there is no LoRA {name!r}; there are: {', '.join(there) or 'none'}")
-        del there[name]
-        if not len(there):
+        """Remove a LoRA; UnsupportedError if there is none of that name."""
+        loras = self._modules.get("lora", {})
+        if name not in loras:
+            raise UnsupportedError(f"there is no LoRA {name!r}; there are: {', '.join(loras) or 'none'}")
+        del loras[name]
+        if not len(loras):
             del self._modules["lora"]
 
     def forward(self, x: Any) -> Any:
@@ -158,5 +158,5 @@ class QLinear(ViewedModule):
     def extra_repr(self) -> str:
         """For repr."""
         facts = f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
-        seen = "".join(f", {name}" for name in BUFFERS if self._buffers.get(name) is not None)
-        return f"{facts}, bias={self.bias is not None}, activation={self.activation}{seen}"
+        buffers = "".join(f", {name}" for name in BUFFERS if self._buffers.get(name) is not None)
+        return f"{facts}, bias={self.bias is not None}, activation={self.activation}{buffers}"

@@ -1,7 +1,7 @@
-"""Layers of experts in models of transformers: QExperts over the tensors of a .gguf file take their place.
+"""Expert layers of transformers models: replaced by QExperts over the tensors of a .gguf file.
 
-The layers are told by their class: those of Qwen2-MoE, Qwen3-MoE and Mixtral (SwiGLU), and of gpt-oss. `mul_mat_id` is
-for layers that hold ggml's blocks themselves, as GgufExperts of transformers does.
+The layers are recognized by their class: those of Qwen2-MoE, Qwen3-MoE and Mixtral (SwiGLU), and of gpt-oss.
+`mul_mat_id` serves layers that hold ggml's blocks themselves, such as transformers' GgufExperts.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SILU = ("SiLUActivation", "SiLU")
 
 
 class ExpertTensors(NamedTuple):
-    """The tensors of one layer in a file: packed gate, up and down, their biases or None, and the gate's function."""
+    """The tensors of one layer in a file: packed gate, up and down, their biases or None, and the activation."""
 
     weights: tuple[Tensor, Tensor, Tensor]
     biases: tuple[Tensor | None, ...]
     activation: str
 
     def empty(self, dtype: Any) -> QExperts:
-        """A layer on the device meta for them."""
+        """An empty layer for these tensors, on the device meta."""
         gate, _, _ = self.weights
         e, f, k = gate.shape
         formats = [tensor.format for tensor in self.weights]
@@ -48,10 +48,10 @@ class ExpertTensors(NamedTuple):
 def mul_mat_id(blocks: Any, x: Any, ids: Any, ggml_type: int, out_features: int) -> Any:
     """y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T in x's dtype, by experts w [E, N, K] in the blocks of a file.
 
-    blocks: uint8 [E, N, bytes of a row of K], of ggml's type of this number; on the CPU read where they are, on a GPU
-    brought into tiles at the first product, in the same tensor. x [T, K]; ids [T, top_k], int32 or int64; out_features:
-    N. The arguments are those of the function of this name in transformers.integrations.gguf. UnsupportedError for what
-    does not fit.
+    blocks: uint8 [E, N, bytes per row of K], of this ggml type; the CPU reads them in place, a GPU converts them to
+    tiles at the first product, in the same tensor. x [T, K]; ids [T, top_k], int32 or int64; out_features: N. The
+    arguments are those of the function of this name in transformers.integrations.gguf. UnsupportedError for shapes that
+    do not fit.
     """
     if ggml_type not in GGML_TYPES:
         raise UnsupportedError(f"no format is ggml's type {ggml_type}")
@@ -62,29 +62,29 @@ def mul_mat_id(blocks: Any, x: Any, ids: Any, ggml_type: int, out_features: int)
 
 
 def replace_experts(model: Any, path: str | os.PathLike[str]) -> list[str]:
-    """Put QExperts with the packed weights of a .gguf file in the place of a model's layers of experts -> their names.
+    """Replace a model's expert layers by QExperts with the packed weights of a .gguf file -> their names.
 
-    For models that were built from another source than the file, whose tensors have ggml's names. Biases are those of
-    the file, in the dtype of the model's own. UnsupportedError if a layer has no tensors in the file, or others.
+    For models that were built from another source than the file, whose tensors have ggml's names. Biases come from the
+    file, in the dtype of the model's own. UnsupportedError if a layer's tensors are missing in the file or do not fit.
     """
     file = open(path)
-    found = dict(planned(model, file))
-    missing = [name for name, module in model.named_modules() if _activation(module) and name not in found]
+    plans = dict(plan_experts(model, file))
+    missing = [name for name, module in model.named_modules() if _activation(module) and name not in plans]
     if missing:
         raise UnsupportedError(f"{os.fspath(path)}: no packed experts that fit {', '.join(missing)}")
-    for name, tensors in found.items():
-        like = next(model.get_submodule(name).parameters())
-        dtype, device = like.dtype, like.device
+    for name, tensors in plans.items():
+        parameter = next(model.get_submodule(name).parameters())
+        dtype, device = parameter.dtype, parameter.device
         biases = [
             None if bias is None else torch.from_numpy(bias.dequantize()).to(dtype) for bias in tensors.biases
         ]  # fmt: skip
-        made = QExperts.from_tensors(*tensors.weights, biases, tensors.activation)
-        model.set_submodule(name, made if device.type in ("cpu", "meta") else made.to(device))
-    return list(found)
+        layer = QExperts.from_tensors(*tensors.weights, biases, tensors.activation)
+        model.set_submodule(name, layer if device.type in ("cpu", "meta") else layer.to(device))
+    return list(plans)
 
 
-def planned(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ExpertTensors]]:
-    """The layers of experts, by their names in the model, whose weights are in a file as blocks."""
+def plan_experts(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ExpertTensors]]:
+    """The model's expert layers, by name, whose weights a file has as blocks."""
     for name, module in model.named_modules():
         layer, activation = LAYER.search(name), _activation(module)
         if layer is None or not activation:
@@ -97,12 +97,12 @@ def planned(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Ex
 
 
 def tensor_name(layer: str, part: str, kind: str) -> str:
-    """What ggml calls a tensor of experts."""
+    """ggml's name of a tensor of experts."""
     return f"blk.{layer}.ffn_{part}_exps.{kind}"
 
 
 def _activation(module: Any) -> str:
-    """The function of a layer of experts; "" for any other module, and for experts with another function."""
+    """The activation of an expert layer; "" for any other module, and for experts with another activation."""
     kind = type(module).__name__
     if kind in ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts"):
         return "swiglu" if type(module.act_fn).__name__ in SILU else ""
@@ -112,7 +112,7 @@ def _activation(module: Any) -> str:
 
 
 def _fit(weights: list[Tensor | None], module: Any) -> bool:
-    """Whether they are blocks of the model's sizes, which lie [E, N, K] in every file of ggml."""
+    """Whether weights are blocks of the model's sizes, which files of ggml store as [E, N, K]."""
     if any(w is None or w.ndim != 3 or w.format.plain or w.format.levels is None for w in weights):
         return False
     gate, up, down = (w.shape for w in weights if w is not None)

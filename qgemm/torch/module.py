@@ -1,7 +1,7 @@
 """PackedModule: a layer with one packed weight, which torch moves, copies, saves and loads like any other.
 
-A state dict has the weight as bytes of the file's layout [N, bytes of a row] on the host, whatever the device, and the
-format and shape as text in its extra state, itself a tensor of bytes, so that safetensors can hold it.
+A state dict holds the weight as bytes in the file's layout [N, bytes per row] on the host, whatever the device, and
+format and shape as text in its extra state, which is a tensor of bytes, so that safetensors can hold it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .storage import (
 
 
 class PackedModule(torch.nn.Module):
-    """Base of the layers: `weight`, a parameter of bytes that takes no gradient, and what they stand for.
+    """Base of the layers: `weight`, a parameter of bytes that takes no gradient, and its format and shape.
 
-    format: how the weight [N, K] is packed. tensor_name: of the tensor that it came from, for messages.
+    format: of the packed weight [N, K]. tensor_name: name of its source tensor, for messages.
     """
 
-    rows: ClassVar[str]  # what a layer calls N and K
+    rows: ClassVar[str]  # the layer's names of N and K
     columns: ClassVar[str]
-    axes: ClassVar[int] = 2  # of the weight: [N, K], or [E, N, K] of experts
+    axes: ClassVar[int] = 2  # 2: weight [N, K]; 3: experts [E, N, K]
 
     def __init__(self, shape: tuple[int, ...], format: Format | str, device: Any = None) -> None:
         """Weights of zero bytes, for a state dict; on the device "meta" they take no memory."""
@@ -57,7 +57,7 @@ class PackedModule(torch.nn.Module):
             raise UnsupportedError(f"{fmt} has no decoder, so a layer cannot multiply by it")
 
     def _take(self, packed: Packed, weight: Any = None) -> None:
-        """Hold the weights of a Tensor or DeviceTensor, or a parameter that has them already."""
+        """Hold the weights of a Tensor or DeviceTensor; weight: a parameter that already has their bytes."""
         self.weight = weight_of(packed, self.axes) if weight is None else weight
         self._describe(packed.format, packed.shape)
         self.tensor_name = packed.name
@@ -78,7 +78,7 @@ class PackedModule(torch.nn.Module):
         return dense(self.weight, self._format, (n, k), dtype)
 
     def requires_grad_(self, requires_grad: bool = True) -> PackedModule:
-        """UnsupportedError if it would ask for a gradient of the packed weight, which is never taken."""
+        """Raise UnsupportedError for a gradient of the packed weight, which takes none."""
         if requires_grad:
             trained = "train its bias (.bias.requires_grad_()) or matrices beside it (.add_lora)"
             raise UnsupportedError(f"{self!r}: the packed weight takes no gradient; {trained}")
@@ -87,7 +87,7 @@ class PackedModule(torch.nn.Module):
     # ---------------------------------------------------------------- moved
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> PackedModule:
-        """What `.to`, `.cuda`, `.half` and their like do: the bytes go to the device, no dtype touches them."""
+        """Apply `.to`, `.cuda`, `.half` and similar calls: the bytes move to the device, and ignore dtypes."""
         weight = self._parameters["weight"]
         with torch.inference_mode(False), torch.no_grad():
             moved = self._moved(weight, fn)
@@ -99,7 +99,7 @@ class PackedModule(torch.nn.Module):
         return self
 
     def _moved(self, weight: Any, fn: Callable[[Any], Any]) -> Any:
-        """The same parameter, so that layers that share it go on to, with its bytes where `fn` sends them."""
+        """The same parameter, for layers that share it, with its bytes on the device to which `fn` moves tensors."""
         device = fn(weight.new_empty(0)).device
         if "meta" in (device.type, weight.device.type):
             empty = torch.empty(file_shape(self.format, self._shape), dtype=torch.uint8, device="meta")
@@ -124,7 +124,7 @@ class PackedModule(torch.nn.Module):
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Take the format that a state dict brings; UnsupportedError if the shape is another."""
+        """Adopt the format of a state dict; UnsupportedError if the shape differs."""
         words = bytes(state.tolist()).decode(errors="replace").split()
         if words[1:] != [str(size) for size in self._shape]:
             raise UnsupportedError(f"the state dict has the packed weight {' '.join(words)!r}, this is {self!r}")
@@ -145,27 +145,27 @@ class PackedModule(torch.nn.Module):
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: Any, unexpected_keys: Any,
         error_msgs: Any,
     ) -> None:  # fmt: skip
-        """Bytes come into memory of their own, since a weight may lie in that of a mapped file, or in tiles."""
-        given, extra = state_dict.get(prefix + "weight"), state_dict.get(prefix + "_extra_state")
+        """Load bytes into new memory, since a weight may lie in a mapped file or in tiles."""
+        loaded, extra = state_dict.get(prefix + "weight"), state_dict.get(prefix + "_extra_state")
         device = self.weight.device
         try:
             if extra is not None:
                 self.set_extra_state(extra)
-            if isinstance(given, torch.Tensor):
-                self._check_loaded(given, prefix)
+            if isinstance(loaded, torch.Tensor):
+                self._check_loaded(loaded, prefix)
         except QgemmError as error:
             error_msgs.append(f"{prefix}weight: {error}")
             return
-        if isinstance(given, torch.Tensor) and device.type != "meta":
-            self.weight.data = torch.empty_like(given, device="cpu", memory_format=torch.contiguous_format)
+        if isinstance(loaded, torch.Tensor) and device.type != "meta":
+            self.weight.data = torch.empty_like(loaded, device="cpu", memory_format=torch.contiguous_format)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         if device.type == "cuda" and not local_metadata.get("assign_to_params_buffers", False):
             self._parameters["weight"] = self._moved(self.weight, lambda tensor: tensor.to(device))
 
-    def _check_loaded(self, given: Any, prefix: str) -> None:
-        wanted = file_shape(self.format, self._shape)
-        if given.dtype != torch.uint8 or tuple(given.shape) != wanted:
-            packed = f"this layer's is packed, uint8 {list(wanted)} for {self.format}"
-            raise UnsupportedError(f"the state dict has {given.dtype} {list(given.shape)}, {packed}")
+    def _check_loaded(self, loaded: Any, prefix: str) -> None:
+        expected = file_shape(self.format, self._shape)
+        if loaded.dtype != torch.uint8 or tuple(loaded.shape) != expected:
+            packed = f"this layer's is packed, uint8 {list(expected)} for {self.format}"
+            raise UnsupportedError(f"the state dict has {loaded.dtype} {list(loaded.shape)}, {packed}")

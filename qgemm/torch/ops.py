@@ -1,4 +1,4 @@
-"""Products and rows of packed weights: plain Python for eager calls, registered ops for what traces a graph.
+"""Products and rows of packed weights: plain Python for eager calls, registered ops for traced graphs.
 
     qgemm::linear(x [..., K], weight bytes, bias, format, N, K, activation, wide) -> [..., N] of x's dtype, or float32
     qgemm::linear_backward(grad [..., N], weight bytes, format, N, K)       -> grad @ W, [..., K]
@@ -6,8 +6,8 @@
     qgemm::moe(x [T, K], ids, weights [T, top_k], bytes of gate, up and down, biases, formats, [E, F, K], activation)
         -> [T, K] of x's dtype, without a gradient
 
-An op takes the bytes themselves and says in text and numbers what they are, so that graphs can be copied, exported and
-replayed. Of a weight no gradient is taken; a backward decodes it panel by panel.
+An op takes the bytes, and format and shape as text and numbers, so that graphs can be copied, exported and replayed. A
+weight takes no gradient; a backward decodes it panel by panel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qgemm.ops import matmul
 from .rows import decoded, selected
 from .storage import packed_of
 
-PANEL = 1 << 22  # weights that a backward decodes at a time: 16 MiB of float32
+PANEL = 1 << 22  # weights decoded at a time by a backward: 16 MiB of float32
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _library = torch.library.Library("qgemm", "DEF")
@@ -43,34 +43,34 @@ traced_linear_backward = torch.ops.qgemm.linear_backward.default
 traced_embedding = torch.ops.qgemm.embedding.default
 
 
-tracing = torch._C._is_tracing  # what torch.jit.is_tracing asks
+tracing = torch._C._is_tracing  # the test of torch.jit.is_tracing
 
 
 def traced(x: Any) -> bool:
-    """Whether x stands for a tensor of a graph that is being made, and only an op can be put there."""
+    """Whether x stands for a tensor of a graph being traced, where only ops are allowed."""
     return type(x) not in PLAIN or x.is_meta or torch.compiler.is_compiling() or tracing()
 
 
 def product(x: Any, packed: Any, bias: Any, activation: Any, wide: bool = False) -> Any:
-    """y [..., N] = x [..., K] @ W.T + bias in x's dtype, if wide in float32, as a new tensor of torch; no gradient."""
+    """y [..., N] = x [..., K] @ W.T + bias as a new tensor, in x's dtype or, if wide, in float32; no gradient."""
     return matmul(x, packed, activation, bias=bias, dtype=torch.float32 if wide else x.dtype)
 
 
 def dense(weight: Any, format: str, shape: tuple[int, int], dtype: Any) -> Any:
-    """The weights as a new tensor [N, K] of `dtype` on their device, some rows at a time."""
-    packed, made = packed_of(weight, format, shape), torch.empty(shape, dtype=dtype, device=weight.device)
+    """The weights as a new tensor [N, K] of `dtype` on their device, decoded panel by panel."""
+    packed, weights = packed_of(weight, format, shape), torch.empty(shape, dtype=dtype, device=weight.device)
     for part in panels(shape):
-        made[part] = decoded(packed, weight, part.start, part.stop)
-    return made
+        weights[part] = decoded(packed, weight, part.start, part.stop)
+    return weights
 
 
 def panels(shape: tuple[int, int]) -> Iterator[slice]:
-    """Rows of a weight that are decoded at a time: whole row blocks of a GPU's tiles."""
+    """Ranges of rows to decode at a time: whole row blocks of a GPU's tiles."""
     step = max(ROWS, PANEL // max(1, shape[1]) // ROWS * ROWS)
     return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
 
 
-# ---------------------------------------------------------------- what the ops do
+# ---------------------------------------------------------------- implementations of the ops
 
 
 def linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str, wide: bool) -> Any:
@@ -79,9 +79,9 @@ def linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activati
 
 
 def linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
-    """grad @ W, W decoded some rows at a time and summed over them in float32.
+    """grad @ W; W is decoded panel by panel, and products are summed in float32.
 
-    On a GPU the panels of a grad of 16 bits are multiplied in its type, by tensor cores.
+    On a GPU the panels multiply a 16-bit grad in its type, on tensor cores.
     """
     packed, half = packed_of(weight, format, (n, k)), grad.is_cuda and grad.dtype in (torch.float16, torch.bfloat16)
     flat = grad.reshape(-1, n) if half else grad.reshape(-1, n).float()
@@ -100,16 +100,16 @@ def embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) 
     return selected(packed_of(weight, format, (n, k)), weight, index, dtype)
 
 
-def experts(x: Any, ids: Any, weights: Any, of: Any, biases: Any, formats: Any, shape: Any, activation: Any) -> Any:
+def experts(x: Any, ids: Any, weights: Any, parts: Any, biases: Any, formats: Any, shape: Any, activation: Any) -> Any:
     """A layer of experts."""
     e, f, k = shape
     shapes = (e, f, k), (e, f, k), (e, k, f)
-    gate, up, down = (packed_of(weight, fmt, each) for weight, fmt, each in zip(of, formats, shapes, strict=True))
+    gate, up, down = (packed_of(part, fmt, size) for part, fmt, size in zip(parts, formats, shapes, strict=True))
     return moe(x, (gate, up), down, ids, weights, activation, biases=biases, dtype=x.dtype)
 
 
 def _fake_experts(
-    x: Any, ids: Any, weights: Any, of: Any, biases: Any, formats: Any, shape: Any, activation: Any
+    x: Any, ids: Any, weights: Any, parts: Any, biases: Any, formats: Any, shape: Any, activation: Any
 ) -> Any:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -138,7 +138,7 @@ for _name, _function, _fake in (
     torch.library.register_fake(f"qgemm::{_name}", _fake, lib=_library)
 
 
-# ---------------------------------------------------------------- their gradients in a graph
+# ---------------------------------------------------------------- gradients of the ops in a graph
 
 
 def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -148,17 +148,17 @@ def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward_of_linear(ctx: Any, grad: Any) -> tuple[Any, ...]:
-    """Of x, and of the bias; activations that are quantized count as exact."""
-    of_x = of_bias = None
+    """Gradients of x and of the bias; quantized activations count as exact."""
+    x_grad = bias_grad = None
     if ctx.needs_input_grad[0]:
-        of_x = traced_linear_backward(grad, ctx.weight, ctx.format, ctx.n, ctx.k).to(ctx.x_dtype)
+        x_grad = traced_linear_backward(grad, ctx.weight, ctx.format, ctx.n, ctx.k).to(ctx.x_dtype)
     if ctx.needs_input_grad[2]:
-        of_bias = bias_gradient(grad, ctx.bias_dtype)
-    return of_x, None, of_bias, None, None, None, None, None
+        bias_grad = bias_gradient(grad, ctx.bias_dtype)
+    return x_grad, None, bias_grad, None, None, None, None, None
 
 
 def bias_gradient(grad: Any, dtype: Any) -> Any:
-    """Of y [..., N] -> of the bias [N]."""
+    """The gradient of the bias [N] from that of y [..., N]."""
     return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
 
 

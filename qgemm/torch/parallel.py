@@ -3,7 +3,7 @@
     column parallel   y [..., N / world] = x @ W[part].T + bias[part]      no sum; y may be joined to [..., N]
     row parallel      y [..., N] = sum over ranks of x[part] @ W[:, part].T, + bias    x [..., K / world]
 
-The one after the other is a block of a transformer with one sum: what the first gives the second takes.
+A column parallel layer followed by a row parallel one is a block of a transformer with a single sum.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .ops import product, traced, traced_linear
 
 
 class ParallelLinear(QLinear):
-    """Base of the two: a QLinear of this rank's share.
+    """Base of the two: a QLinear over this rank's share.
 
-    group: the ranks. parts: of the axis that is cut, by rank, in features.
+    group: the ranks. parts: the features of each rank along the cut axis.
     """
 
     axis: ClassVar[int]
-    what: ClassVar[str]
+    features: ClassVar[str]
     group: Group
     parts: list[slice]
     whole: bool
@@ -50,18 +50,18 @@ class ParallelLinear(QLinear):
     ) -> Any:
         """This rank's share of a qgemm.Tensor [N, K] and bias [N]; every rank of the group calls it.
 
-        group: a process group, a device mesh of one axis, or None for all ranks. multiple: the least piece that is cut,
-        see `Tensor.shares`. whole: x and y are those of QLinear on every rank: y is joined, or x cut here.
-        What is refused on one rank is refused on all: RankError has its message.
+        group: a process group, a device mesh of one axis, or None for all ranks. multiple: the smallest unit of a cut,
+        see `Tensor.shares`. whole: x and y are those of QLinear on every rank: y is joined, or x cut here. An error on
+        one rank is raised on all, as RankError with its message.
         """
-        group = Group.of(group)
+        group = Group.wrap(group)
         with group.together() as facts:
             facts.append(f"{tensor!r}, multiple {multiple}, whole {whole}")
             return cls._cut(tensor, bias, activation, group, multiple, whole)
 
     @classmethod
     def _cut(cls, tensor: Packed, bias: Any, activation: str, group: Group, multiple: int | None, whole: bool) -> Any:
-        """The layer of this rank, without a word to the others."""
+        """The layer of this rank, without communication."""
         if not isinstance(tensor, Tensor) or tensor.ndim != 2:
             raise UnsupportedError(
                 f"weights are cut on the host, before they go to a GPU: a Tensor (N, K); got {tensor!r}"
@@ -74,41 +74,41 @@ class ParallelLinear(QLinear):
     def of_shard(
         cls, shard: Packed, parts: list[slice], bias: Any, activation: str, group: Group, whole: bool = False
     ) -> Any:
-        """A layer over the share that this rank has already, on either device, as others have theirs of `parts`."""
+        """A layer over a share that this rank already has, on either device; the others hold the rest of `parts`."""
         layer = cls._sharing(shard, None, bias, activation)
         layer.group, layer.parts, layer.whole = group, parts, whole
         return layer
 
     @classmethod
     def _bias(cls, bias: Any, tensor: Tensor, part: slice) -> Any:
-        """This rank's part of the bias of the whole layer."""
+        """This rank's part of the whole layer's bias."""
         if bias is not None and tuple(bias.shape) != tensor.shape[:1]:
             raise UnsupportedError(f"bias has shape {list(bias.shape)}, {tensor!r} needs [{tensor.shape[0]}]")
         return bias
 
     @property
     def widths(self) -> list[int]:
-        """Features of the axis that is cut, by rank."""
+        """The number of features of each rank along the cut axis."""
         return [part.stop - part.start for part in self.parts]
 
     def add_lora(self, A: Any, B: Any, scale: float = 1.0, name: str = "default") -> NoReturn:
-        """UnsupportedError: matrices of low rank would have to be cut as well."""
+        """Raise UnsupportedError: low-rank matrices would have to be cut too."""
         raise UnsupportedError(f"{self!r}: LoRA beside a layer that is cut over ranks is not supported")
 
     def extra_repr(self) -> str:
         """For repr."""
         part = self.parts[self.group.rank]
-        cut = f"{self.what} {part.start} to {part.stop} of {self.parts[-1].stop}"
+        cut = f"{self.features} {part.start} to {part.stop} of {self.parts[-1].stop}"
         return f"{super().extra_repr()}, {self.group!r}: {cut}"
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """Some of the outputs of a layer: y [..., N_rank] = x [..., K] @ W[part].T + bias[part].
+    """A share of a layer's outputs: y [..., N_rank] = x [..., K] @ W[part].T + bias[part].
 
     Made by `from_tensor`; whole: y [..., N], joined from all ranks.
     """
 
-    axis, what = 0, "outputs"
+    axis, features = 0, "outputs"
 
     @classmethod
     def _bias(cls, bias: Any, tensor: Tensor, part: slice) -> Any:
@@ -129,13 +129,13 @@ class ColumnParallelLinear(ParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """Some of the inputs of a layer: y [..., N] = the sum over ranks of x [..., K_rank] @ W[:, part].T, plus bias once.
+    """A share of a layer's inputs: y [..., N] = the sum over ranks of x [..., K_rank] @ W[:, part].T, plus bias once.
 
-    Made by `from_tensor`; whole: x [..., K], of which each rank takes its part. Parts of the sum are rounded to x's
-    dtype, the sum again, and y once more where there is a bias. All ranks get the same bits.
+    Made by `from_tensor`; whole: x [..., K], whose part each rank selects. Parts of the sum are rounded to x's dtype,
+    the sum again, and y once more where there is a bias. All ranks get the same bits.
     """
 
-    axis, what = 1, "inputs"
+    axis, features = 1, "inputs"
 
     def _linear(self, x: Any) -> Any:
         bias, widths = self._parameters["bias"], self.widths

@@ -1,8 +1,8 @@
-"""ParallelExperts: QExperts of which each rank of torch.distributed holds some experts; one sum over the ranks.
+"""ParallelExperts: QExperts whose experts are distributed over the ranks of torch.distributed; one sum over the ranks.
 
-Every rank takes all tokens. Those of a token's experts that are another rank's count nothing here: their weight is 0,
-and they stand for the first expert, so that no other bytes are read for them. A rank does the arithmetic of all slots:
-what is divided is the memory, and the bytes that few tokens read.
+Every rank processes all tokens. A token's experts on other ranks contribute nothing: they get weight 0 and are replaced
+by the first expert, so that no further bytes are read. A rank computes all top_k products: memory is divided, and the
+bytes read for few tokens, but not the arithmetic.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .ops import traced
 class ParallelExperts(QExperts):
     """y [T, K] of all experts of a layer, on every rank; made by `from_tensors`, which every rank calls.
 
-    group: the ranks. part: the experts that are this rank's. The ids of a call are those of the whole layer. Each
-    rank's part of the sum is rounded to x's dtype, and the sum again.
+    group: the ranks. part: this rank's experts. The ids of a call are those of the whole layer. Each rank's part of the
+    sum is rounded to x's dtype, and the sum again.
     """
 
     group: Group
@@ -42,10 +42,10 @@ class ParallelExperts(QExperts):
     ) -> ParallelExperts:  # fmt: skip
         """This rank's experts of Tensors [E, F, K], [E, F, K], [E, K, F]: views of a mapped file.
 
-        biases: of the whole layer, tensors [E, N] or None. group: as of `ColumnParallelLinear.from_tensor`. What is
-        refused on one rank is refused on all; UnsupportedError if there are fewer experts than ranks.
+        biases: of the whole layer, tensors [E, N] or None. group: as in `ColumnParallelLinear.from_tensor`. An error on
+        one rank is raised on all; UnsupportedError if there are fewer experts than ranks.
         """
-        group = Group.of(group)
+        group = Group.wrap(group)
         with group.together() as facts:
             facts.append(f"{(gate, up, down)}, {activation}")
             return cls._cut((gate, up, down), biases, activation, group)
@@ -54,7 +54,7 @@ class ParallelExperts(QExperts):
     def _cut(
         cls, tensors: Sequence[Packed], biases: Sequence[Any], activation: str, group: Group
     ) -> ParallelExperts:  # fmt: skip
-        """This rank's experts of gate, up and down; no collective."""
+        """This rank's experts of gate, up and down, without communication."""
         shards, total = list[Packed](), tensors[0].shape[0]
         for tensor in tensors:
             if not isinstance(tensor, Tensor) or tensor.ndim != 3:
@@ -64,20 +64,20 @@ class ParallelExperts(QExperts):
             shards.append(tensor.shard(group.rank, group.world, 0))
             part = tensor.shares(group.world, 0)[group.rank]
         gate, up, down = shards
-        some = [None if bias is None else bias.detach()[part].clone() for bias in biases]
-        made = super().from_tensors(gate, up, down, some, activation)
-        assert isinstance(made, cls)
-        made.group, made.part, made.total = group, part, total
-        return made
+        own_biases = [None if bias is None else bias.detach()[part].clone() for bias in biases]
+        layer = super().from_tensors(gate, up, down, own_biases, activation)
+        assert isinstance(layer, cls)
+        layer.group, layer.part, layer.total = group, part, total
+        return layer
 
     def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         """x [T, K], ids [T, top_k] of all experts, the router's weights [T, top_k] -> y [T, K]."""
         graph, ids = traced(hidden_states), top_k_index
         if not graph and not ids.is_cuda and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.total:
             raise IndexError(f"ids are {int(ids.min())} to {int(ids.max())}, there are experts 0 to {self.total - 1}")
-        here = (ids >= self.part.start) & (ids < self.part.stop)
+        local = (ids >= self.part.start) & (ids < self.part.stop)
         y = super().forward(
-            hidden_states, torch.where(here, ids - self.part.start, 0), torch.where(here, top_k_weights, 0)
+            hidden_states, torch.where(local, ids - self.part.start, 0), torch.where(local, top_k_weights, 0)
         )
         return self.group.traced_sum(y) if graph else self.group.sum(y)
 

@@ -1,13 +1,13 @@
-"""parallelize: the packed layers of a model are cut over the ranks of a group, by the plan that the model has.
+"""parallelize: cut the packed layers of a model over the ranks of a group, by the model's plan.
 
-A plan maps names of layers, with * for numbers, to how they are cut, in the words of transformers:
+A plan maps names of layers, with * for numbers, to the kind of cut, named as in transformers:
 
-    colwise                  outputs; the layers that take them are cut along their inputs: rowwise
-    rowwise                  inputs; one sum over the ranks
-    colwise_gather_output    outputs, joined afterwards: as lm_head; also colwise_rep
-    rowwise_split_input      inputs, of an x that all ranks have; also rowwise_rep
-    ep_dispatch_experts      experts of a QExperts, some for each rank; one sum. Also moe_tp_experts, which transformers
-                             means for the inner sizes of each expert
+    colwise                  by outputs; the layers that consume them are cut by inputs: rowwise
+    rowwise                  by inputs; one sum over the ranks
+    colwise_gather_output    by outputs, joined afterwards, such as lm_head; also colwise_rep
+    rowwise_split_input      by inputs, of an x that all ranks have; also rowwise_rep
+    ep_dispatch_experts      experts of a QExperts, distributed over the ranks; one sum. Also moe_tp_experts, by which
+                             transformers means the inner sizes of each expert
 """
 
 from __future__ import annotations
@@ -34,18 +34,22 @@ from .storage import host_tensor
 from .views import check_unviewed
 
 COLUMN, ROW = "colwise", "rowwise"
-ALONE = {  # need no counterpart: whole x gives whole y
+ALONE = {  # cuts without a counterpart: x and y are whole
     "colwise_gather_output": ColumnParallelLinear, "colwise_rep": ColumnParallelLinear,
     "rowwise_split_input": RowParallelLinear, "rowwise_rep": RowParallelLinear,
 }  # fmt: skip
 KINDS: dict[str, type[ParallelLinear]] = {COLUMN: ColumnParallelLinear, ROW: RowParallelLinear, **ALONE}
 EXPERTS = "ep_dispatch_experts", "moe_tp_experts"
 Layer = TypeVar("Layer", bound=torch.nn.Module)
-WHOLE = ("replicated", "replicated_with_grad_allreduce", "embedding_rowwise")  # a table gives the rows it is asked for
+WHOLE = (
+    "replicated",
+    "replicated_with_grad_allreduce",
+    "embedding_rowwise",
+)  # an embedding only reads the rows of its index
 
 
 class Cut(NamedTuple):
-    """A layer to be cut: its name, how, and the least piece of the axis that is cut."""
+    """A layer to cut: its name, the kind, whether x and y are whole, and the smallest unit of the cut."""
 
     name: str
     kind: type[ParallelLinear]
@@ -54,12 +58,12 @@ class Cut(NamedTuple):
 
 
 class Parallelized(NamedTuple):
-    """What `parallelize` did: names of the layers by how they are cut, and of those that every rank has whole."""
+    """The result of `parallelize`: names of the layers by kind of cut, and of those that every rank has whole."""
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     experts: tuple[str, ...]
-    kept: tuple[str, ...]
+    kept: tuple[str, ...]  # plain: ok, a public name
     nbytes: int
     group: Group
 
@@ -76,38 +80,43 @@ def parallelize(
     *,
     timeout: timedelta | None = None,
 ) -> Parallelized:
-    """Cut the QLinear and QExperts layers of a model over the ranks, in place -> what was cut. Every rank of the group
-    calls it.
+    """Cut the QLinear and QExperts layers of a model over the ranks, in place; every rank of the group calls it.
 
-    model: with packed weights on the CPU, as `qgemm.torch.transformers.patch` or `replace_linear` give it; each rank
-    has all of the mapping, and keeps and reads its share alone. Then `model.to("cuda")`.
-    plan: names of layers to how they are cut (see above); None for the model's own, as transformers has it, and all
-    QExperts by expert.
+    model: with packed weights on the CPU, from `qgemm.torch.transformers.patch` or `replace_linear`; each rank maps the
+    whole file, and reads and keeps only its share. Move it to the GPU afterwards: `model.to("cuda")`.
+    plan: names of layers -> kind of cut (see above); None for the model's own plan in transformers, and all QExperts by
+    expert.
     mesh: a device mesh of one axis or a process group; None for all ranks.
-    timeout: after which a rank that waits for another fails, for the collectives of these layers; see `Group`.
+    timeout: of the collectives of these layers, see `Group`.
 
-    Heads of attention stay whole: there are at least as many of keys as ranks. Other sizes are cut in multiples of 64
-    and of a block. What cannot be cut is refused on all ranks before anything is changed: UnsupportedError, or
+    Attention heads stay whole: there must be at least as many key heads as ranks. Other sizes are cut in multiples of
+    64 and of a block. A model that cannot be cut is refused on all ranks before any change: UnsupportedError, or
     RankError with the message of the rank that failed.
     """
-    group = Group.of(mesh, timeout)
+    group = Group.wrap(mesh, timeout)
     with group.together() as facts:
-        given = _plan_of(model) if plan is None else plan
-        cuts = list(_cuts(model, given))
+        model_plan = _plan_of(model) if plan is None else plan
+        cuts = list(_cuts(model, model_plan))
         layers = {cut.name: _layer(model.get_submodule(cut.name), cut, group) for cut in cuts}
-        facts.extend(f"{cut.name} {cut.kind.what} {cut.multiple} {layers[cut.name].format}" for cut in cuts)
-        experts = {name: _experts(name, model.get_submodule(name), group) for name in _names_of_experts(model, given)}
+        facts.extend(f"{cut.name} {cut.kind.features} {cut.multiple} {layers[cut.name].format}" for cut in cuts)
+        experts = {
+            name: _experts(name, model.get_submodule(name), group) for name in _names_of_experts(model, model_plan)
+        }
         facts.extend(f"{name} {[part._format for part in experts[name].parts]}" for name in experts)
-    made = {**layers, **experts}
-    for name, layer in made.items():
+    replaced = {**layers, **experts}
+    for name, layer in replaced.items():
         model.set_submodule(name, layer)
-    whole = (name for name, layer in model.named_modules() if isinstance(layer, (QLinear, QExperts, torch.nn.Linear)))
+    layer_names = (
+        name for name, layer in model.named_modules() if isinstance(layer, (QLinear, QExperts, torch.nn.Linear))
+    )
     return Parallelized(
         tuple(name for name, layer in layers.items() if isinstance(layer, ColumnParallelLinear)),
         tuple(name for name, layer in layers.items() if isinstance(layer, RowParallelLinear)),
         tuple(experts),
-        tuple(name for name in whole if name not in made),
-        sum(weight.nbytes for layer in made.values() for weight in layer.parameters() if weight.dtype == torch.uint8),
+        tuple(name for name in layer_names if name not in replaced),
+        sum(
+            weight.nbytes for layer in replaced.values() for weight in layer.parameters() if weight.dtype == torch.uint8
+        ),
         group,
     )
 
@@ -116,24 +125,24 @@ def parallelize(
 
 
 def _plan_of(model: Any) -> dict[str, str]:
-    """The plan that a model of transformers has: of its class, and of the config of the model within.
+    """The plan of a transformers model: that of its class, and that in the config of the model within.
 
-    Its QExperts are cut by expert, though that plan names the weights that transformers has in their place, or nothing.
+    Its QExperts are cut by expert; that plan names the weights that they replace, or nothing.
     """
-    found: dict[str, str] = {}
+    plan: dict[str, str] = {}
     for name, module in model.named_modules():
         if hasattr(module, "base_model_prefix"):
             inner = getattr(module.config, "base_model_tp_plan", None) if module.base_model is module else None
             for part in (inner, module._tp_plan):
-                found.update({_wild(f"{name}.{key}" if name else key): how for key, how in (part or {}).items()})
-    if not found:
+                plan.update({_wild(f"{name}.{key}" if name else key): how for key, how in (part or {}).items()})
+    if not plan:
         raise UnsupportedError(f"{type(model).__name__} has no plan of its own; give plan=, from names to how to cut")
     experts = (name for name, module in model.named_modules() if isinstance(module, QExperts))
-    return {**found, **{_wild(name): EXPERTS[0] for name in experts}}
+    return {**plan, **{_wild(name): EXPERTS[0] for name in experts}}
 
 
 def _wild(name: str) -> str:
-    """A name with * for the numbers between its dots."""
+    """A name with * for the numbers between dots."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
@@ -157,7 +166,7 @@ def _cuts(model: Any, plan: Mapping[str, str]) -> Iterator[Cut]:
     for owner, names in owners.items():
         alone = {name: how for name, how in names.items() if how in ALONE}
         for name, how in alone.items():
-            if isinstance(model.get_submodule(name), QLinear):  # a dense one stays whole
+            if isinstance(model.get_submodule(name), QLinear):  # a dense layer stays whole
                 yield Cut(name, ALONE[how], True, None)
         paired = {name: how for name, how in names.items() if how not in ALONE}
         packed = [name for name in paired if isinstance(model.get_submodule(name), QLinear)]
@@ -166,14 +175,14 @@ def _cuts(model: Any, plan: Mapping[str, str]) -> Iterator[Cut]:
 
 
 def _names_of_experts(model: Any, plan: Mapping[str, str]) -> Iterator[str]:
-    """The layers of experts that a plan cuts; dense ones stay whole."""
+    """The expert layers that a plan cuts; dense ones stay whole."""
     for name, module in model.named_modules():
         if plan.get(_wild(name), plan.get(name)) in EXPERTS and isinstance(module, QExperts):
             yield name
 
 
 def _paired(model: Any, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
-    """Layers of one owner, cut at the same pieces: heads, or multiples of 64 and of the blocks."""
+    """Cut layers of one owner in equal units: heads, or multiples of 64 and of the blocks."""
     layers = {name: model.get_submodule(name) for name in names}
     for name, layer in layers.items():
         if not isinstance(layer, QLinear):
@@ -194,12 +203,12 @@ def _paired(model: Any, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
             yield Cut(name, KINDS[how], False, lcm(ROWS, block))
             continue
         inner = max(sizes[other] for other in names if names[other] == ROW) // pieces
-        together = block // gcd(block, inner)  # heads of keys, until those of queries end where blocks do
-        yield Cut(name, KINDS[how], False, together * sizes[name] // pieces)
+        heads_per_unit = block // gcd(block, inner)  # key heads per unit, so that its query heads are whole blocks
+        yield Cut(name, KINDS[how], False, heads_per_unit * sizes[name] // pieces)
 
 
 def _size(layer: Any, how: str) -> int:
-    """Of the axis that is cut."""
+    """The layer's size along the cut axis."""
     return int(layer.out_features if how == COLUMN else layer.in_features)
 
 
@@ -207,36 +216,36 @@ def _size(layer: Any, how: str) -> int:
 
 
 def _layer(old: Any, cut: Cut, group: Group) -> Any:
-    """The share of a layer, under the hooks of the whole one."""
-    who = f"layer {cut.name!r}"
+    """This rank's share of a layer, with the hooks of the whole one."""
+    label = f"layer {cut.name!r}"
     if isinstance(old, ParallelLinear):
-        raise UnsupportedError(f"{who} is cut already")
-    check_unviewed(old, who)
+        raise UnsupportedError(f"{label} is cut already")
+    check_unviewed(old, label)
     if "lora" in old._modules:
-        raise UnsupportedError(f"{who} has LoRA, which is not cut; add none before")
+        raise UnsupportedError(f"{label} has LoRA, which is not cut; add none before")
     if cut.kind is RowParallelLinear and old._forward_pre_hooks:
-        raise UnsupportedError(f"{who} has a hook on its input, which a rank has a part of")
+        raise UnsupportedError(f"{label} has a hook on its input, which a rank has a part of")
     if old.weight.device.type != "cpu":
-        raise UnsupportedError(f"{who} is on {old.weight.device}: weights are cut on the CPU, then moved")
+        raise UnsupportedError(f"{label} is on {old.weight.device}: weights are cut on the CPU, then moved")
     tensor: Tensor = host_tensor(old.weight, old._format, old._shape, old.tensor_name)
     layer = cut.kind._cut(tensor, old.bias, old.activation, group, cut.multiple, cut.whole)
     return _in_place_of(old, layer)
 
 
 def _experts(name: str, old: QExperts, group: Group) -> ParallelExperts:
-    """This rank's experts of a layer, under the hooks of the whole one."""
-    who = f"layer {name!r}"
+    """This rank's experts of a layer, with the hooks of the whole one."""
+    label = f"layer {name!r}"
     if isinstance(old, ParallelExperts):
-        raise UnsupportedError(f"{who} is cut already")
+        raise UnsupportedError(f"{label} is cut already")
     if any(part.weight.device.type != "cpu" for part in old.parts):
-        raise UnsupportedError(f"{who} is on {old.gate.weight.device}: weights are cut on the CPU, then moved")
+        raise UnsupportedError(f"{label} is on {old.gate.weight.device}: weights are cut on the CPU, then moved")
     tensors = [host_tensor(part.weight, part._format, part._shape, part.tensor_name) for part in old.parts]
     layer = ParallelExperts._cut(tensors, [part.bias for part in old.parts], old.activation, group)
     return _in_place_of(old, layer)
 
 
 def _in_place_of(old: Any, layer: Layer) -> Layer:
-    """A new layer with the hooks and the mode of the one before."""
+    """A new layer with the hooks and the training mode of the old one."""
     layer.__dict__.update(hooks_of(old))
     layer.train(old.training)
     return layer

@@ -1,4 +1,4 @@
-"""What the adapters share: changes of another package that can be undone, and errors that name what is missing."""
+"""Shared by the adapters: reversible changes of another package, and errors for missing packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Patched:
-    """Changes of another package; `undo()`, or the end of a with block, takes them back."""
+    """Changes of another package; `undo()`, or the end of a with block, reverts them."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -23,7 +23,7 @@ class Patched:
             setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Everything is as it was before; a second call does nothing."""
+        """Revert all changes; a second call does nothing."""
         self._stack.close()
 
     def __enter__(self) -> Patched:
@@ -33,11 +33,13 @@ class Patched:
         self.undo()
 
 
-def needs(who: str, package: str, oldest: str, error: ImportError) -> ImportError:
-    """The error of an adapter whose package could not be imported: it is not installed, or of another version."""
+def needs(label: str, package: str, oldest: str, error: ImportError) -> ImportError:
+    """The error of an adapter whose package failed to import: not installed, or of another version."""
     extra = f"pip install '{package}>={oldest}', or this project with its extra [{package}]"
     try:
-        there = version(package)
+        installed = version(package)
     except PackageNotFoundError:
-        return ImportError(f"{who} needs {package} {oldest} or later, which is not installed: {extra}")
-    return ImportError(f"{who} needs {package} {oldest} or later and what it needs, this is {there} ({error}): {extra}")
+        return ImportError(f"{label} needs {package} {oldest} or later, which is not installed: {extra}")
+    return ImportError(
+        f"{label} needs {package} {oldest} or later and what it needs, this is {installed} ({error}): {extra}"
+    )

@@ -1,4 +1,4 @@
-"""Rows of packed weights as floats: a span of them, for a backward, or those of an index, for an embedding."""
+"""Decode rows of packed weights: a range of them, for a backward, or those of an index, for an embedding."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from qgemm.tensor import Tensor
 
 from .storage import torch_memory
 
-HOST = ("float16", "float32", "float64")  # that NumPy has as well
-NUMBERS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}  # of plain formats that are decoded
+HOST = ("float16", "float32", "float64")  # dtypes that NumPy has as well
+NUMBERS = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+}  # dtypes of plain formats
 
 
 def decoded(packed: Any, weight: Any, start: int, stop: int) -> Any:
@@ -31,7 +35,7 @@ def decoded(packed: Any, weight: Any, start: int, stop: int) -> Any:
 def selected(packed: Any, weight: Any, index: Any, dtype: Any) -> Any:
     """Rows of a weight by an index of any shape, as `dtype` [*index.shape, K] on its device.
 
-    IndexError for an index that is no row; on a GPU it stops the device, as in torch's own embedding.
+    An index out of range raises IndexError; on a GPU it aborts the device, as in torch's own embedding.
     """
     if isinstance(packed, Tensor):
         name = str(dtype).removeprefix("torch.")

@@ -1,15 +1,15 @@
 """Packed weights as a tensor of bytes, uint8, and the Tensor or DeviceTensor over the same memory that multiplies.
 
-Bytes lie in one of two layouts, told by their axes:
+The number of axes tells the layout of the bytes:
 
-    [N, bytes of a row]   the file's: blocks of a row side by side; any device, and every state dict
-    [bytes]               tiles of a GPU as `Tensor.to_device` makes them, the bounds of their rows behind them
+    [N, bytes per row]    the file's: blocks of a row side by side; any device, and every state dict
+    [bytes]               tiles of a GPU as `Tensor.to_device` makes them, followed by the bounds of their rows
 
-Those of experts [E, N, K] are [E, N, bytes of a row], or tiles and bounds of one expert after the other.
+Experts [E, N, K] are [E, N, bytes per row], or tiles and bounds of one expert after the other.
 
-What multiplies is derived from the bytes at first use, and kept for as long as their tensor is there and they are the
-same. So it follows the bytes wherever torch moves them, layers that share a parameter share it, and there is no second
-copy of a weight.
+The Tensor or DeviceTensor is derived from the bytes on first use, and cached while their tensor exists and is
+unchanged. So it follows the bytes wherever torch moves them, is shared by layers that share a parameter, and needs no
+second copy of a weight.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from qgemm.formats import FORMATS, format_named
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-POOL_UNIT = 512  # bytes, of which CuPy's pool gives multiples
+POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples
 
 _lock = Lock()
 
 
 class Derived(NamedTuple):
-    """What multiplies by a tensor of bytes; the tensor, and what tells whether its bytes are still those."""
+    """The Tensor or DeviceTensor over a tensor of bytes, that tensor, and a key that changes with its bytes."""
 
     packed: Packed
     weight: ReferenceType[Any]
     key: tuple[Any, ...]
 
 
-_derived: dict[int, Derived] = {}  # by the id of the tensor
+_derived: dict[int, Derived] = {}  # id of the tensor of bytes -> derived
 
 
 # ---------------------------------------------------------------- formats as text
 
 
 def spelled(fmt: Format) -> str:
-    """A format as text: its name and, unless it is the format's own, its codebook in hexadecimal."""
+    """A format as text: its name and, unless it is the format's default, its codebook in hexadecimal."""
     if fmt.codebook is None or FORMATS.get(fmt.name) == fmt:
         return fmt.name
     return f"{fmt.name}:{fmt.codebook.astype('<f4').tobytes().hex()}"
@@ -81,18 +81,18 @@ Shape = tuple[int, ...]  # [N, K] of a matrix, [E, N, K] of experts
 
 
 def file_shape(fmt: Format, shape: Shape) -> Shape:
-    """[N, bytes of a row] of a matrix [N, K]; UnsupportedError if K is not a multiple of the block."""
+    """[N, bytes per row] of a matrix [N, K]; UnsupportedError if K is not a multiple of the block."""
     return *shape[:-1], fmt.blocks_in(shape[-1]) * fmt.block_bytes
 
 
-# ---------------------------------------------------------------- bytes -> what multiplies
+# ---------------------------------------------------------------- bytes -> Tensor or DeviceTensor
 
 
 def packed_of(weight: Any, spelling: str, shape: Shape, name: str = "") -> Any:
-    """The Tensor or DeviceTensor over a weight's bytes; they are brought into the layout of their device before."""
-    found = _derived.get(id(weight))
-    if found is not None and found.weight() is weight and found.key == _key(weight, spelling):
-        return found.packed
+    """The Tensor or DeviceTensor over a weight's bytes, which are first converted to their device's layout."""
+    cached = _derived.get(id(weight))
+    if cached is not None and cached.weight() is weight and cached.key == _key(weight, spelling):
+        return cached.packed
     with _lock, torch.inference_mode(False), torch.no_grad():
         fmt, on_gpu = format_of(spelling), weight.device.type == "cuda"
         check_bytes(weight, fmt, shape, name)
@@ -106,22 +106,22 @@ def packed_of(weight: Any, spelling: str, shape: Shape, name: str = "") -> Any:
 
 
 def keep(weight: Any, packed: Packed, spelling: str) -> None:
-    """Make this what multiplies by the weight's bytes, over whose memory it is."""
+    """Cache a Tensor or DeviceTensor as the one over the weight's bytes."""
     number = id(weight)
-    gone = ref(weight, lambda _: _derived.pop(number, None))
-    _derived[number] = Derived(packed, gone, _key(weight, spelling))
+    reference = ref(weight, lambda _: _derived.pop(number, None))
+    _derived[number] = Derived(packed, reference, _key(weight, spelling))
 
 
 def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
-    """What changes when the bytes are others: their place, and how often torch wrote into them."""
+    """A key that changes with the bytes: their address, and torch's count of writes."""
     try:
         return weight.data_ptr(), weight._version, spelling
-    except RuntimeError:  # an inference tensor, of which torch does not count it
+    except RuntimeError:  # inference tensors have no count of writes
         return weight.data_ptr(), 0, spelling
 
 
 def host_tensor(weight: Any, spelling: str, shape: Shape, name: str = "") -> Tensor:
-    """The Tensor of a weight's bytes, wherever they are: over their memory if they are on the host."""
+    """The Tensor of a weight's bytes on any device; over their memory if they are on the host."""
     packed = packed_of(weight, spelling, shape, name)
     if isinstance(packed, Tensor):
         return packed
@@ -130,18 +130,18 @@ def host_tensor(weight: Any, spelling: str, shape: Shape, name: str = "") -> Ten
 
 
 def _host_tensor(weight: Any, fmt: Format, shape: Shape, name: str) -> Tensor:
-    """The Tensor of bytes in the file's layout, or of tiles that were brought to the host."""
+    """The Tensor of bytes in the file's layout, or of tiles that were copied to the host."""
     return Tensor(fmt, shape, _blocks(weight.detach().cpu().contiguous().numpy(), fmt, shape), name)
 
 
 def _blocks(raw: Any, fmt: Format, shape: Shape) -> Blocks:
-    """Bytes on the host, of either layout -> blocks [N, K / weights], read-only."""
+    """Bytes on the host, in either layout -> blocks [N, K / weights], read-only."""
     blocks = np.empty((*shape[:-1], fmt.blocks_in(shape[-1])), fmt.dtype)
     if raw.size and (raw.ndim > 1 or fmt.plain):
         blocks = raw.reshape(-1).view(fmt.dtype).reshape(blocks.shape)
     elif raw.size and len(shape) > 2:
-        for one, of_expert in zip(blocks, raw.reshape(shape[0], -1), strict=True):
-            one[...] = _blocks(of_expert, fmt, shape[1:])
+        for expert, expert_bytes in zip(blocks, raw.reshape(shape[0], -1), strict=True):
+            expert[...] = _blocks(expert_bytes, fmt, shape[1:])
     elif raw.size:
         n, k = shape
         size = tiles.tiles_shape(fmt, n, k)
@@ -151,26 +151,26 @@ def _blocks(raw: Any, fmt: Format, shape: Shape) -> Blocks:
 
 
 def check_bytes(weight: Any, fmt: Format, shape: Shape, name: str = "") -> None:
-    """UnsupportedError unless these are the bytes of a matrix of this format, on a device that multiplies."""
-    who = f"the packed weight{name and ' of ' + name} ({fmt}, {' x '.join(map(str, shape))})"
-    wanted = file_shape(fmt, shape)
-    fitting = [wanted, (device_size(fmt, shape),)]
+    """UnsupportedError unless these are the bytes of a matrix of this format, on a CPU or GPU."""
+    label = f"the packed weight{name and ' of ' + name} ({fmt}, {' x '.join(map(str, shape))})"
+    expected = file_shape(fmt, shape)
+    fitting = [expected, (device_size(fmt, shape),)]
     if weight.dtype != torch.uint8 or tuple(weight.shape) not in fitting:
         raise UnsupportedError(
-            f"{who} is uint8 {list(wanted)}, bytes as in a file; got {weight.dtype} {list(weight.shape)}"
+            f"{label} is uint8 {list(expected)}, bytes as in a file; got {weight.dtype} {list(weight.shape)}"
         )
     if weight.device.type not in ("cpu", "cuda"):
         advice = (
             "load a state dict with assign=True" if weight.device.type == "meta" else "move the model to cpu or cuda"
         )
-        raise UnsupportedError(f"{who} is on the device {weight.device}: {advice}")
+        raise UnsupportedError(f"{label} is on the device {weight.device}: {advice}")
 
 
 # ---------------------------------------------------------------- tiles of a GPU
 
 
 def device_size(fmt: Format, shape: Shape) -> int:
-    """Bytes of a weight's tiles and of the bounds behind them; -1 for a format without tiles."""
+    """Bytes of a weight's tiles and the bounds after them; -1 for a format without tiles."""
     if fmt.plain:
         return prod(shape) * fmt.block_bytes
     if not fmt.tiled:
@@ -179,29 +179,29 @@ def device_size(fmt: Format, shape: Shape) -> int:
 
 
 def device_bytes(packed: Any) -> Any:
-    """The memory of a DeviceTensor or DeviceExperts, tiles and the bounds behind them, as a tensor of bytes [bytes]."""
+    """The memory of a DeviceTensor or DeviceExperts, tiles followed by bounds, as a tensor of bytes [bytes]."""
     import cupy
 
     if isinstance(packed, DeviceExperts):
         return torch.from_dlpack(packed.data.reshape(-1))
-    rest = 0 if packed.row_absmax is None else packed.row_absmax.nbytes
-    memory = cupy.ndarray((packed.data.nbytes + rest,), np.uint8, memptr=packed.data.data)
+    bounds_nbytes = 0 if packed.row_absmax is None else packed.row_absmax.nbytes
+    memory = cupy.ndarray((packed.data.nbytes + bounds_nbytes,), np.uint8, memptr=packed.data.data)
     return torch.from_dlpack(memory)
 
 
 def to_device(tensor: Tensor, device: Any) -> Any:
-    """A Tensor as tiles on a device of torch -> DeviceTensor.
+    """A Tensor as tiles on a torch device -> DeviceTensor.
 
-    They lie in CuPy's memory: torch's may belong to a CUDA graph that is about to be captured, and tiles outlive it.
+    The tiles lie in CuPy's memory: torch's may belong to a CUDA graph about to be captured, which the tiles outlive.
     """
     with torch.cuda.device(device):
         return tensor.to_device()
 
 
 def reserve(weights: Iterable[tuple[Any, Format, Shape]]) -> None:
-    """Let CuPy's pool have the memory of the tiles of these weights on their GPUs in one piece, of which they are cut.
+    """Make CuPy's pool allocate one piece of memory per GPU for the tiles of these weights, and cut them from it.
 
-    Each would be a piece of its own from the driver, which gives multiples of 2 MiB: up to a tenth more for 9 MiB.
+    Otherwise each would be a piece of its own from the driver, a multiple of 2 MiB: up to a tenth more for 9 MiB.
     """
     sizes = Counter[Any]()
     for weight, fmt, shape in {id(weight): (weight, fmt, shape) for weight, fmt, shape in weights}.values():
@@ -211,12 +211,12 @@ def reserve(weights: Iterable[tuple[Any, Format, Shape]]) -> None:
         import cupy
 
         with torch.cuda.device(device), suppress(cupy.cuda.memory.OutOfMemoryError):
-            cupy.cuda.alloc(nbytes)  # which goes back to the pool at once
+            cupy.cuda.alloc(nbytes)  # returns to the pool at once
 
 
 @contextmanager
 def torch_memory(device: Any) -> Iterator[None]:
-    """CuPy's arrays that this thread makes meanwhile lie in memory of torch, whose CUDA graphs allocate no other."""
+    """Allocate this thread's CuPy arrays in torch's memory, since torch's CUDA graphs allocate no other."""
     import cupy
 
     def allocate(size: int) -> Any:
@@ -228,7 +228,7 @@ def torch_memory(device: Any) -> Iterator[None]:
 
 
 def _device_tensor(weight: Any, fmt: Format, shape: Shape, name: str) -> DeviceTensor | DeviceExperts:
-    """The DeviceTensor or DeviceExperts over bytes that `device_bytes` gave, or copies of them."""
+    """The DeviceTensor or DeviceExperts over bytes from `device_bytes`, or over copies of them."""
     import cupy
 
     with stream_of(weight):
@@ -254,9 +254,9 @@ def weight_of(packed: Packed, ndim: int = 2) -> Any:
         how = "call its to_device()" if planes else "qgemm.open and qgemm.quantize give such"
         raise TypeError(f"a layer is made of a Tensor or DeviceTensor, got {described(packed)}; {how}")
     if packed.ndim != ndim:
-        wanted = "a matrix (N, K)" if ndim == 2 else "experts (E, N, K)"
+        expected = "a matrix (N, K)" if ndim == 2 else "experts (E, N, K)"
         raise UnsupportedError(
-            f"a layer needs {wanted}, got {packed!r}{'; index its leading axes first' * (ndim == 2)}"
+            f"a layer needs {expected}, got {packed!r}{'; index its leading axes first' * (ndim == 2)}"
         )
     if packed.format.levels is None:
         raise UnsupportedError(f"{packed!r}: {packed.format} has no decoder, so it cannot be multiplied")
@@ -269,7 +269,7 @@ def weight_of(packed: Packed, ndim: int = 2) -> Any:
 
 
 def file_bytes(tensor: Tensor) -> Any:
-    """A Tensor's blocks as bytes [N, bytes of a row]; over the same memory, be it of a mapped file."""
+    """A Tensor's blocks as bytes [N, bytes per row], over the same memory, which may be a mapped file."""
     blocks = np.ascontiguousarray(tensor.blocks)
     shape = file_shape(tensor.format, tensor.shape)
     return (
@@ -278,10 +278,10 @@ def file_bytes(tensor: Tensor) -> Any:
 
 
 class _Writable:
-    """Read-only memory, as that of a mapped file is, under the flag without which torch warns of it at each use."""
+    """Read-only memory, such as a mapped file, marked writable, since torch warns at each use of read-only arrays."""
 
     def __init__(self, blocks: Blocks, shape: Shape) -> None:
-        self.blocks = blocks  # whose memory it is
+        self.blocks = blocks  # keeps the memory alive
         self.__array_interface__ = {
             "data": (blocks.ctypes.data, False), "shape": shape, "typestr": "|u1", "version": 3,
         }  # fmt: skip

@@ -6,11 +6,11 @@
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf")
 
 transformers has two loaders of GGUF. One decodes every tensor of a file (llama, qwen2, qwen3, ...), the other keeps
-blocks, for kernels that it finds for few devices (qwen35, lfm2). Both are steps of the quantizer that is registered as
-"gguf"; `patch` registers one that puts QLinear, QEmbedding and QExperts in the place of Linear, Embedding and the
-experts of Qwen-MoE and gpt-oss, before the weights are loaded. `replace_experts` does so to the experts of a model from
-elsewhere, of Mixtral as well. Layers that hold ggml's blocks of experts themselves (GgufExperts) are multiplied by
-`mul_mat_id` instead of by the kernel that transformers looks for.
+blocks, for kernels that exist for few devices (qwen35, lfm2). Both are steps of the quantizer that is registered as
+"gguf"; `patch` registers one that replaces Linear, Embedding and the experts of Qwen-MoE and gpt-oss by QLinear,
+QEmbedding and QExperts before the weights are loaded. `replace_experts` does so for the experts of a model from
+elsewhere, also Mixtral. Layers that hold ggml's blocks of experts themselves (GgufExperts) are multiplied by
+`mul_mat_id` instead of transformers' kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from qgemm.tensor import Tensor
 
 from .embedding import QEmbedding
 from .linear import QLinear
-from .model_experts import PARTS, mul_mat_id, planned, replace_experts
+from .model_experts import PARTS, mul_mat_id, plan_experts, replace_experts
 from .patching import Patched, needs
 from .storage import file_bytes, reserve
 
@@ -56,15 +56,15 @@ __all__ = ["Quantizer", "mul_mat_id", "patch", "replace_experts"]
 
 
 def patch() -> Patched:
-    """From now on `from_pretrained(..., gguf_file=...)` keeps packed weights, on the CPU in the mapping of the file.
+    """Make `from_pretrained(..., gguf_file=...)` keep packed weights, on the CPU in the mapping of the file.
 
-    What it gives can `undo()` that, and is a context manager that does so; models that were loaded stay as they are.
+    The result has `undo()`, and is a context manager that calls it; loaded models stay unchanged.
     `quantization_config=GgufConfig(dequantize=True)` is left to transformers.
     """
-    theirs = AUTO_QUANTIZER_MAPPING["gguf"]
+    original = AUTO_QUANTIZER_MAPPING["gguf"]
 
     def quantizer(config: Any, **kwargs: Any) -> Any:
-        return (theirs if config.dequantize else Quantizer)(config, **kwargs)
+        return (original if config.dequantize else Quantizer)(config, **kwargs)
 
     patched = Patched()
     patched.replace(AUTO_QUANTIZER_MAPPING, "gguf", quantizer)
@@ -74,29 +74,29 @@ def patch() -> Patched:
 
 
 class Quantizer(GgufHfQuantizer):
-    """The quantizer of transformers for GGUF, whose layers are those of qgemm.
+    """transformers' quantizer for GGUF, with the layers of qgemm.
 
-    Of its attributes `supported` says whether the loader that keeps blocks knows the architecture; the other one reads
-    the file by qgemm here. packed_modules: the new layers, by the names of their weights.
+    supported: whether transformers' loader that keeps blocks knows the architecture; otherwise qgemm reads the file.
+    packed_modules: the new layers, by the names of their weights.
     """
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
-        """No kernel is looked for. A file without blocks is loaded as transformers does."""
+        """Skip the search for kernels. A file without blocks is loaded as transformers does."""
         if self.supported and not self.header.has_quantized_weights:
             self.quantization_config.dequantize = True
 
     def update_device_map(self, device_map: Any) -> Any:
-        """The one that was asked for; RuntimeError for a disk."""
+        """The requested map; RuntimeError for a disk."""
         super().update_device_map(device_map)
         return device_map
 
     def update_dtype(self, dtype: Any) -> Any:
-        """Of activations, biases and norms: any type, for products take them all."""
+        """The dtype of activations, biases and norms; products accept any."""
         self.dtype = dtype or (self.header and self.header.dtype) or torch.get_default_dtype()
         return self.dtype
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        """The model is on the device meta: put layers there that hold bytes."""
+        """Put layers that hold bytes into the model, which is on the device meta."""
         if self.supported:
             self.mapping = get_gguf_conversion_mapping(self.header.architecture, model.config)
             self.quantized, packable, self.input_permutations = get_gguf_plan(self.header, self.mapping)
@@ -109,11 +109,11 @@ class Quantizer(GgufHfQuantizer):
             self.packed_modules |= self.source.put_experts(model, self.dtype)
 
     def get_state_dict(self, checkpoint_file: str, model: Any) -> dict[str, Any]:
-        """By name what is loaded: bytes of the file for packed layers, tensors in the model's dtype for all else."""
+        """The tensors to load by name: bytes of the file for packed layers, all others in the model's dtype."""
         layers = self.packed_modules
-        found = load_gguf_state_dict(self.header) if self.supported else self.source.read(layers, self.dtype)
+        tensors = load_gguf_state_dict(self.header) if self.supported else self.source.read(layers, self.dtype)
         formats = {name.removesuffix("weight") + "_extra_state": layers[name].get_extra_state() for name in layers}
-        return {**found, **formats}
+        return {**tensors, **formats}
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         for name, layer in self.packed_modules.items():
@@ -121,34 +121,34 @@ class Quantizer(GgufHfQuantizer):
                 layer.register_forward_pre_hook(_Permuted(self.input_permutations[name]))
         layers = [layer for layer in self.packed_modules.values() if layer.weight.is_cuda]
         reserve((layer.weight, layer.format, layer._shape) for layer in layers)
-        tiles = [layer.packed for layer in layers]  # now, not at first use
+        tiles = [layer.packed for layer in layers]  # made now, not on first use
         if tiles:
             prepare(tiles, dtype=str(self.dtype).removeprefix("torch."))
-        self.source, self.packed_modules = None, {}  # the model keeps its quantizer
+        self.source, self.packed_modules = None, {}  # the model keeps its quantizer, which must not keep these
         if self.supported:
-            model._weight_conversions = None  # they are of the file; a model that is saved has its own
+            model._weight_conversions = None  # they describe the file; a saved model has its own
         return model
 
 
 class _Permuted:
-    """Columns of x in the order in which the file has those of the weight."""
+    """Permute the columns of x into the order of the file's weight."""
 
     def __init__(self, order: Any) -> None:
         self.order = order
 
-    def __call__(self, layer: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.order = self.order.to(given[0].device)
-        return given[0].index_select(-1, self.order), *given[1:]
+    def __call__(self, layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.order = self.order.to(inputs[0].device)
+        return inputs[0].index_select(-1, self.order), *inputs[1:]
 
 
 # ---------------------------------------------------------------- layers
 
 
 def _put_layers(model: Any, formats: Mapping[str, Format], dtype: Any) -> dict[str, Any]:
-    """Put an empty QLinear or QEmbedding where a layer takes a weight of these formats, by its name -> the layers.
+    """Put an empty QLinear or QEmbedding where a layer has a weight of these formats, by its name -> the layers.
 
-    Layers of other classes keep dense weights, and so do those whose weights the model reads by itself, as T5 does to
-    learn a dtype, and those that are tied to such.
+    Layers of other classes keep dense weights, as do those whose weights the model reads directly (T5 reads one to
+    learn a dtype), and layers tied to one of these.
     """
     modules = {f"{name}.weight": module for name, module in model.named_modules()}
     read = {name for name in modules if _is_read(model, name)}
@@ -167,7 +167,7 @@ def _put_layers(model: Any, formats: Mapping[str, Format], dtype: Any) -> dict[s
 
 
 def _is_read(model: Any, name: str) -> bool:
-    """Whether the classes of a layer's owner name its weight: self.LAYER.weight."""
+    """Whether the classes of a layer's owner access its weight: self.LAYER.weight."""
     owner, _, layer = name.removesuffix(".weight").rpartition(".")
     sources = map(_source, type(model.get_submodule(owner)).__mro__)
     return any(re.search(rf"\bself\.{layer}\.weight\b", source) for source in sources)
@@ -175,7 +175,7 @@ def _is_read(model: Any, name: str) -> bool:
 
 @cache
 def _source(kind: type) -> str:
-    """The text of a class; none, if it lies nowhere or is torch's own."""
+    """The source text of a class; none if it is unavailable or torch's own."""
     try:
         return "" if kind.__module__.startswith("torch.") else inspect.getsource(kind)
     except (OSError, TypeError):
@@ -183,14 +183,14 @@ def _source(kind: type) -> str:
 
 
 def _fits(module: Any, fmt: Format, dtype: Any) -> bool:
-    """Whether a layer can hold these bytes: blocks, or numbers that take fewer of them than the model's dtype."""
+    """Whether a layer can hold these bytes: blocks, or numbers smaller than the model's dtype."""
     narrow = not fmt.plain or fmt.block_bytes < dtype.itemsize
-    known = type(module) in (torch.nn.Linear, torch.nn.Embedding) or _scale(module) is not None
-    return known and narrow and fmt.levels is not None
+    supported = type(module) in (torch.nn.Linear, torch.nn.Embedding) or _scale(module) is not None
+    return supported and narrow and fmt.levels is not None
 
 
 def _empty(old: Any, fmt: Format, dtype: Any) -> Any:
-    """The layer on the device meta that takes the place of an old one."""
+    """The empty layer, on the device meta, that replaces an old one."""
     n, k = old.weight.shape
     if type(old) is torch.nn.Linear:
         return QLinear(k, n, fmt, old.bias is not None, device="meta", dtype=dtype)
@@ -202,18 +202,18 @@ def _empty(old: Any, fmt: Format, dtype: Any) -> Any:
 
 
 def _scale(module: Any) -> float | None:
-    """By what the tables of gemma multiply their rows; None for any other layer."""
+    """The factor of a row in gemma's embedding tables; None for any other layer."""
     named = type(module).__name__.endswith("TextScaledWordEmbedding")
     return getattr(module, "scalar_embed_scale", None) if named else None
 
 
 class _Scaled:
-    """Rows of a table times a number that has their dtype."""
+    """Multiply rows of a table by a number in their dtype."""
 
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
-    def __call__(self, layer: Any, given: Any, rows: Any) -> Any:
+    def __call__(self, layer: Any, inputs: Any, rows: Any) -> Any:
         return rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
 
 
@@ -221,9 +221,9 @@ class _Scaled:
 
 
 class _Source:
-    """A file of an architecture of which transformers decodes every tensor, by the names of a model.
+    """A file of an architecture whose tensors transformers decodes, under the names of a model.
 
-    matrices: those whose rows need at most another order, as Q and K of llama, in the model's order.
+    matrices: the matrices whose rows at most need another order (Q and K of llama), in the model's order.
     """
 
     def __init__(self, path: str, model: Any) -> None:
@@ -239,46 +239,48 @@ class _Source:
                 self.matrices[self.names[name]] = tensor if (np.diff(rows) == 1).all() else tensor[rows]
 
     def put_experts(self, model: Any, dtype: Any) -> dict[str, Any]:
-        """Put empty QExperts where the file has blocks of a layer's experts -> the packed weights, by their names."""
-        found: dict[str, Any] = {}
-        for name, tensors in list(planned(model, self.file)):
+        """Put empty QExperts where the file has blocks of a layer's experts -> the packed weights, by name."""
+        parts: dict[str, Any] = {}
+        for name, tensors in list(plan_experts(model, self.file)):
             layer = tensors.empty(dtype)
             model.set_submodule(name, layer)
             for part, weight, bias in zip(PARTS, tensors.weights, tensors.biases, strict=True):
                 target = f"{name}.{part}"
                 self.names[weight.name], self.matrices[f"{target}.weight"] = f"{target}.weight", weight
-                found[f"{target}.weight"] = getattr(layer, part)
+                parts[f"{target}.weight"] = getattr(layer, part)
                 if bias is not None:
                     self.names[bias.name] = f"{target}.bias"
-        return found
+        return parts
 
     def read(self, packed: Container[str], dtype: Any) -> dict[str, Any]:
-        """Tensors of torch by the model's names: bytes of what stays packed, all else decoded, in `dtype`."""
-        made: dict[str, Any] = {}
+        """torch tensors by the model's names: bytes for packed weights, all others decoded, in `dtype`."""
+        tensors: dict[str, Any] = {}
         for name, tensor in self.file.items():
             target = self.names.get(name)
             if target in packed:
-                made[target] = file_bytes(self.matrices[target])
+                tensors[target] = file_bytes(self.matrices[target])
                 continue
-            found = self.processor.process(
-                tensor.dequantize(), name, tensor_key_mapping=self.names, parsed_parameters={"tensors": made}
+            processed = self.processor.process(
+                tensor.dequantize(), name, tensor_key_mapping=self.names, parsed_parameters={"tensors": tensors}
             )
-            if found.name in self.names:
-                made[self.names[found.name]] = torch.from_numpy(np.ascontiguousarray(found.weights)).to(dtype)
+            if processed.name in self.names:
+                tensors[self.names[processed.name]] = torch.from_numpy(np.ascontiguousarray(processed.weights)).to(
+                    dtype
+                )
         self.file.close()
-        return {name: tensor if name in packed else tensor.to(dtype) for name, tensor in made.items()}
+        return {name: tensor if name in packed else tensor.to(dtype) for name, tensor in tensors.items()}
 
 
 def _rows(processor: Any, name: str, n: int) -> NDArray[np.int64] | None:
-    """Which rows of a matrix [n, K] of the file are those of the model, in its order; None for any other change.
+    """The rows of a matrix [n, K] of the file in the model's order; None if the model changes the matrix otherwise.
 
-    The processor is asked with a matrix of two columns, whose numbers tell where each of them went.
+    The processor is given a matrix of two columns whose numbers show where each of them moves.
     """
-    asked = np.arange(2 * n).reshape(n, 2)
+    probe = np.arange(2 * n).reshape(n, 2)
     try:
-        found = processor.process(asked.copy(), name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
-    except (ValueError, KeyError):  # it knows what K is, or where the tensor goes
+        processed = processor.process(probe.copy(), name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
+    except (ValueError, KeyError):  # it needs the right K, or other tensors
         return None
-    rows: NDArray[np.int64] = np.asarray(found.weights).reshape(-1)[::2] // 2
-    whole = found.name == name and np.array_equal(np.sort(rows), asked[:, 0] // 2)
-    return rows if whole and np.array_equal(found.weights, asked[rows]) else None
+    rows: NDArray[np.int64] = np.asarray(processed.weights).reshape(-1)[::2] // 2
+    complete = processed.name == name and np.array_equal(np.sort(rows), probe[:, 0] // 2)
+    return rows if complete and np.array_equal(processed.weights, probe[rows]) else None

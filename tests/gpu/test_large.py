@@ -10,7 +10,7 @@ import pytest
 from helpers import cupy, exact, product_bound, random_tensor
 
 import qgemm
-from qgemm.bench.weights import repeated_rows
+from qgemm.cli.weights import repeated_rows
 from qgemm.codec.error_bound import a8_exact
 from qgemm.cuda.kernels import routes
 

@@ -12,8 +12,8 @@ from strategies import CODEBOOKS as CODEBOOK_FORMATS
 from strategies import EDGES, INTEGER, TILED, each, every_config
 
 import qgemm
-from qgemm.bench import gpu as gpu_bench
-from qgemm.bench import timing
+from benchmarks import gpu as gpu_bench
+from qgemm.cli import timing
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config, sm90_grid

@@ -43,6 +43,7 @@ OPTIONS = (
 )  # fmt: skip
 # A declaration that is none in C++: shared memory is static, and nothing is both extern and static.
 DYNAMIC_SMEM = re.compile(r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];")
+LADDER = FOLDER.parents[1] / "docs" / "ladder"  # kernels for newcomers
 GUARD = 64  # bytes on each side of an array that a kernel must leave alone
 GUARDED = 0xA5
 
@@ -73,7 +74,7 @@ def library(source: str, headers: Mapping[str, str] = MappingProxyType({})) -> c
 
     Cached by the content of all that it includes, so that workers of one run share their work, and runs do.
     """
-    folders = (precompiled(), SHIM, sources.kernels_dir(), OF_TESTS)
+    folders = (precompiled(), SHIM, sources.kernels_dir(), OF_TESTS, LADDER)
     command = [*compilation(), "-include", "cuda.h", *(f"-I{folder}" for folder in folders if folder)]
     facts = (compilation(), own_digest(), source, sources.closure(source, {**of_tests(), **headers}))
     made = kept_in() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
@@ -140,8 +141,12 @@ def compiles_once(command: Sequence[str]) -> str:
 
 @cache
 def of_tests() -> dict[str, str]:
-    """The headers of OF_TESTS, by the name in an #include."""
-    return {str(path.relative_to(OF_TESTS)): path.read_text() for path in OF_TESTS.rglob("*.cuh")}
+    """The headers of OF_TESTS and LADDER, by the name in an #include."""
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for folder in (OF_TESTS, LADDER)
+        for path in folder.rglob("*.cuh")
+    }
 
 
 @cache
@@ -182,15 +187,15 @@ def check_guards(array: np.ndarray) -> None:
 
 
 class Kernel:
-    """One kernel of kernels/ or OF_TESTS for one format and template, on the host: `kernel(grid, threads, *arguments)`.
+    """One kernel of kernels/, OF_TESTS or LADDER for a format and template on the host: `kernel(grid, threads, *args)`.
 
     Arguments: device arrays, int, float, ctypes structs. Every call runs the grid; backwards: the last thread of a CTA
     first, which changes the outcome where a barrier lacks. cluster: CTAs of a cluster.
     """
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
-        own = OF_TESTS / f"{name}.cu"
-        text = own.read_text() if own.exists() else sources.kernel_text(name)
+        own = [path for folder in (OF_TESTS, LADDER) if (path := folder / f"{name}.cu").exists()]
+        text = own[0].read_text() if own else sources.kernel_text(name)
         file = {sources.kernel_path(name): DYNAMIC_SMEM.sub(r"auto& \1 = host_dynamic_smem;", text)}
         source = codegen.compose(name, fmt, **template)
         entry = f'#include "run.h"\nextern "C" {{ auto* grid_of_kernel = Run<::{name}>::grid; }}\n'

@@ -1,4 +1,4 @@
-"""`qgemm.load` beside the libraries that write such checkpoints: what they quantize and decode on a CPU, bit for bit.
+"""`qgemm.load` compared with the libraries that write checkpoints: they quantize and decode on a CPU, bit for bit.
 
 Each is asked for by its name and passed over where it is not installed: .ci/run brings compressed-tensors, transformers
 brings its own decoder of gpt-oss. `pip install bitsandbytes hqq autoawq gptqmodel` for the others.
@@ -31,16 +31,16 @@ def of_numpy(tensor) -> np.ndarray:
     return tensor.contiguous().numpy() if kind is None else tensor.contiguous().view(kind).numpy().view(dtype)
 
 
-def written(folder: Path, tensors: dict, said: dict) -> Path:
+def written(folder: Path, tensors: dict, settings: dict) -> Path:
     """A checkpoint of one module."""
     folder.mkdir()
     safetensors(folder / "model.safetensors", {name: of_numpy(tensor) for name, tensor in tensors.items()})
-    (folder / "config.json").write_text(json.dumps({"quantization_config": said}))
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
     return folder
 
 
 def assert_same(folder: Path, want) -> None:
-    """What is loaded, rounded once to the library's type, is what the library decodes."""
+    """Loaded weights, rounded once to the library's type, equal those that the library decodes."""
     with qgemm.load(folder) as model:
         w = model[NAME]
     dtype = str(want.dtype).removeprefix("torch.")
@@ -87,8 +87,8 @@ def test_compressed_tensors(name, tmp_path):
         state["weight_zero_point"] = zero
     compressor = BaseCompressor.get_value_from_registry(form)
     packed = compressor.compress(state, scheme)
-    said = QuantizationConfig(config_groups={"group_0": scheme}, format=form, quantization_status="compressed")
-    config = {**said.model_dump(mode="json"), "quant_method": "compressed-tensors"}
+    settings = QuantizationConfig(config_groups={"group_0": scheme}, format=form, quantization_status="compressed")
+    config = {**settings.model_dump(mode="json"), "quant_method": "compressed-tensors"}
     folder = written(tmp_path / "m", {f"{MODULE}.{part}": tensor for part, tensor in packed.items()}, config)
     assert_same(folder, compressor.decompress(packed, scheme)["weight"])
 
@@ -103,8 +103,8 @@ def test_compressed_tensors_reads_what_is_written(fmt, tmp_path):
     x = np.random.default_rng(1).standard_normal((40, 256)).astype(np.float32)
     safetensors(tmp_path / "x.safetensors", {NAME: x})
     qgemm.convert(tmp_path / "x.safetensors", tmp_path / "m", fmt, layout="compressed-tensors")
-    said = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
-    config = QuantizationConfig.model_validate(said)
+    settings = json.loads((tmp_path / "m" / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig.model_validate(settings)
     parts = load_file(tmp_path / "m" / "model.safetensors")
     parts = {name.removeprefix(f"{MODULE}."): tensor for name, tensor in parts.items()}
     decompress = BaseCompressor.get_value_from_registry(config.format).decompress

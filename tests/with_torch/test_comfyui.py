@@ -49,7 +49,7 @@ def test_a_layer_multiplies_by_its_blocks(ops, name, dtype):
     for bias in (None, BIAS):
         layer = linear(ops, w, bias)
         decode = layer.get_weight
-        layer.get_weight = lambda tensor, *given, decode=decode: decoded.append(tensor.dim()) or decode(tensor, *given)
+        layer.get_weight = lambda tensor, *args, decode=decode: decoded.append(tensor.dim()) or decode(tensor, *args)
         with adapter.patch(ops):
             for _ in range(2):
                 assert_product(layer(x), x, w, None if bias is None else torch.from_numpy(bias))
@@ -84,9 +84,9 @@ def test_lora_is_multiplied_beside_the_weight(ops, spelled, alpha):
     """Not added to it; several, with their strengths; taken away again."""
     w, x = weights("q8_0"), normal(3, 128)
     pairs = [(normal(40, 4, seed=s), normal(4, 128, seed=s + 1)) for s in (1, 3)]
-    what = [LoRAAdapter(*p, alpha) if spelled == "class" else ("lora", (*p, alpha, None)) for p in pairs]
+    loras = [LoRAAdapter(*p, alpha) if spelled == "class" else ("lora", (*p, alpha, None)) for p in pairs]
     strengths = 0.5, -0.25
-    layer = linear(ops, w, patches=[(k, one, 1.0, None, None) for k, one in zip(strengths, what, strict=True)])
+    layer = linear(ops, w, patches=[(k, lora, 1.0, None, None) for k, lora in zip(strengths, loras, strict=True)])
     weight = torch.from_numpy(w.dequantize()).double()
     magnitude = weight.abs()
     for k, (B, A) in zip(strengths, pairs, strict=True):
@@ -143,7 +143,7 @@ def test_a_new_weight_is_seen(ops):
             assert_product(layer(x), x, first, torch.from_numpy(BIAS))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by torch
 def test_a_model_compiles_in_parts(ops):
     torch._dynamo.reset()
     w, x = weights("q8_0"), normal(3, 128)
@@ -163,7 +163,7 @@ def test_tiles_of_a_gpu_are_read_wherever_they_are(ops):
     def tiled():
         layer = linear(ops, w, None)
         layer.weight.data = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-        assert layer.weight.dim() == adapter.TILES
+        assert layer.weight.dim() == adapter.TILES_NDIM
         return layer
 
     with adapter.patch(ops):
@@ -177,11 +177,11 @@ def test_tiles_of_a_gpu_are_read_wherever_they_are(ops):
 
 
 def test_without_comfyui_gguf(monkeypatch):
-    for given in ((), (ModuleType("other"),)):
+    for modules in ((), (ModuleType("other"),)):
         with pytest.raises(
             ImportError, match=r"qgemm.torch.comfyui needs ComfyUI-GGUF's module ops \(GGMLOps, .*import"
         ):
-            adapter.patch(*given)
+            adapter.patch(*modules)
     ops = comfy_like.stand_in()
     monkeypatch.setitem(sys.modules, "custom_nodes.ComfyUI-GGUF.ops", ops)
     before = ops.GGMLOps.Linear.forward_ggml_cast_weights

@@ -48,13 +48,13 @@ def test_a_model_compiles_whole(backend):
     """fullgraph: no break; also of a copy, for other shapes, and after a new weight came."""
     model = Model().eval()
     index = torch.randint(40, (2, 5), generator=torch.Generator().manual_seed(0))
-    for one in (model, copy.deepcopy(model)):
-        compiled = torch.compile(one, backend=backend, fullgraph=True)
+    for candidate in (model, copy.deepcopy(model)):
+        compiled = torch.compile(candidate, backend=backend, fullgraph=True)
         with torch.no_grad():
-            for some in (index, index[:1], index[:, :3]):
-                torch.testing.assert_close(compiled(some), one(some), rtol=1e-4, atol=1e-3)
-            one.up.load_state_dict(QLinear.from_tensor(weights("q4_0", n=256, seed=5), normal(256)).state_dict())
-            torch.testing.assert_close(compiled(index), one(index), rtol=1e-4, atol=1e-3)
+            for indices in (index, index[:1], index[:, :3]):
+                torch.testing.assert_close(compiled(indices), candidate(indices), rtol=1e-4, atol=1e-3)
+            candidate.up.load_state_dict(QLinear.from_tensor(weights("q4_0", n=256, seed=5), normal(256)).state_dict())
+            torch.testing.assert_close(compiled(index), candidate(index), rtol=1e-4, atol=1e-3)
 
 
 @each_backend
@@ -74,13 +74,13 @@ def test_a_layer_compiles_to_the_same_bits(backend, dtype):
 def test_gradients_and_autocast(backend):
     layer = QLinear.from_tensor(weights("q8_0"), torch.nn.Parameter(normal(40)))
     compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    found = []
+    gradients = []
     for function in (layer, compiled):
         x = normal(3, 128).requires_grad_()
         layer.bias.grad = None
         function(x).pow(2).sum().backward()
-        found.append((x.grad, layer.bias.grad))
-    for eager, other in zip(*found, strict=True):
+        gradients.append((x.grad, layer.bias.grad))
+    for eager, other in zip(*gradients, strict=True):
         torch.testing.assert_close(other, eager)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         y = compiled(normal(3, 128))
@@ -92,15 +92,15 @@ def test_gradients_and_autocast(backend):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_compiled_calls_derive_a_weight_once(backend, requires_grad, monkeypatch):
     """An op finds what multiplies by the bytes of a layer, call after call."""
-    made, derive = [], storage._host_tensor
-    monkeypatch.setattr(storage, "_host_tensor", lambda *given: made.append(given) or derive(*given))
+    derived, derive = [], storage._host_tensor
+    monkeypatch.setattr(storage, "_host_tensor", lambda *args: derived.append(args) or derive(*args))
     compiled = torch.compile(QLinear.from_tensor(weights(), normal(40)), backend=backend, fullgraph=True)
     x = normal(2, 128).requires_grad_(requires_grad)
     for _ in range(3):
         y = compiled(x)
         if requires_grad:
             y.sum().backward()
-    assert len(made) == 1
+    assert len(derived) == 1
 
 
 def test_the_ops_are_what_torch_asks_of_ops():
@@ -109,7 +109,7 @@ def test_the_ops_are_what_torch_asks_of_ops():
     table = QEmbedding.from_tensor(weights("q8_0"))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     x = normal(3, 128).requires_grad_()
-    for op, given in (
+    for op, args in (
         (torch.ops.qgemm.linear, (x, layer.weight, layer.bias, "q8_0", 40, 128, "a16", False)),
         (
             torch.ops.qgemm.linear,
@@ -119,18 +119,18 @@ def test_the_ops_are_what_torch_asks_of_ops():
         (torch.ops.qgemm.linear_backward, (normal(3, 40), layer.weight, "q8_0", 40, 128)),
         (torch.ops.qgemm.embedding, (torch.tensor([[1, 2]]), table.weight, "q8_0", 40, 128, torch.float16)),
     ):
-        torch.library.opcheck(op, given, test_utils=checks)
+        torch.library.opcheck(op, args, test_utils=checks)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_and_back(tmp_path, strict):
-    """An exported program holds the bytes and says what they are: it runs where it is loaded."""
+    """An exported program holds the bytes with format and shape: it runs wherever it is loaded."""
     model, index = Model().eval(), torch.tensor([[1, 2, 3]])
     program = torch.export.export(model, (index,), strict=strict)
     torch.export.save(program, tmp_path / "model.pt2")
-    again = torch.export.load(tmp_path / "model.pt2").module()
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
     with torch.no_grad():
-        assert_same(again(index), model(index))
+        assert_same(loaded(index), model(index))
     assert "qgemm.linear" in str(program.graph)
 
 

@@ -23,7 +23,7 @@ def compiled_code(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["q4_0", "q6_k"])
 def test_products(name, dtype, tmp_path):
-    """From the mapping of a file, by one row and by many, with and without a copy of what is strided."""
+    """From the mapping of a file, by one row and by many, with and without a copy of strided x."""
     qgemm.write(tmp_path / "model.gguf", {"w": weights(name, n=70)})
     with qgemm.open(tmp_path / "model.gguf") as file:
         layer = QLinear.from_tensor(file["w"], normal(70, dtype=dtype))

@@ -19,7 +19,7 @@ from diffusers.quantizers.gguf.utils import GGUFLinear, dequantize_gguf_tensor  
 
 import qgemm.torch.diffusers as adapter  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of diffusers itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by diffusers
 FLUX = {
     "patch_size": 1, "in_channels": 64, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 64,
     "num_attention_heads": 4, "joint_attention_dim": 256, "pooled_projection_dim": 256, "axes_dims_rope": (16, 24, 24),
@@ -66,10 +66,10 @@ def decoded(folder, dtype):
 
 def output(model, dtype=torch.float32):
     dice = torch.Generator().manual_seed(0)
-    given = {"hidden_states": (1, 16, 64), "encoder_hidden_states": (1, 8, 256), "pooled_projections": (1, 256)}
+    shapes = {"hidden_states": (1, 16, 64), "encoder_hidden_states": (1, 8, 256), "pooled_projections": (1, 256)}
     with torch.no_grad():
         return model(
-            **{name: torch.randn(shape, generator=dice).to(dtype) for name, shape in given.items()},
+            **{name: torch.randn(shape, generator=dice).to(dtype) for name, shape in shapes.items()},
             timestep=torch.tensor([1.0], dtype=dtype), img_ids=torch.zeros(16, 3), txt_ids=torch.zeros(8, 3),
         ).sample.double()  # fmt: skip
 
@@ -93,9 +93,9 @@ def test_every_product_is_within_its_bound(folder, dtype):
     kind, seen = getattr(torch, dtype), []
     model, theirs = load(folder, dtype=kind), dict(load(folder, False, dtype=kind).named_modules())
 
-    def check(layer, given, y):
+    def check(layer, inputs, y):
         assert y.dtype is kind
-        assert_product(y, given[0], layer.packed, layer.bias)
+        assert_product(y, inputs[0], layer.packed, layer.bias)
         seen.append(layer)
 
     for name, layer in model.named_modules():
@@ -129,8 +129,8 @@ def test_what_asks_for_layers_of_diffusers_finds_them(folder):
     model.dequantize()
     theirs.dequantize()
     assert kinds(model) == set()
-    for one, other in zip(model.parameters(), theirs.parameters(), strict=True):
-        assert_same(one, other)
+    for parameter, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert_same(parameter, other)
 
 
 def test_lora_of_peft(folder):

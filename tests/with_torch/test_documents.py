@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_programs_of_the_document(tmp_path, monkeypatch, capsys):
-    """Each block; the comment behind a print is what it prints."""
+    """Each block; the comment after a print is its output."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "torch.md").read_text(), re.DOTALL | re.MULTILINE)

@@ -30,8 +30,8 @@ def test_only_rows_that_are_asked_for_are_decoded(monkeypatch):
     """By Tensor.rows, and nothing by dequantize, which decodes whole matrices."""
     w, seen = weights("q8_0", n=1000), []
     rows, index = qgemm.Tensor.rows, torch.tensor([[3, 999], [0, 3]])
-    monkeypatch.setattr(qgemm.Tensor, "rows", lambda self, *given: seen.append(given[0].tolist()) or rows(self, *given))
-    monkeypatch.setattr(qgemm.Tensor, "dequantize", lambda self, *given: pytest.fail("a whole matrix is decoded"))
+    monkeypatch.setattr(qgemm.Tensor, "rows", lambda self, *args: seen.append(args[0].tolist()) or rows(self, *args))
+    monkeypatch.setattr(qgemm.Tensor, "dequantize", lambda self, *args: pytest.fail("a whole matrix is decoded"))
     QEmbedding.from_tensor(w)(index)
     assert seen == [index.tolist()]
 

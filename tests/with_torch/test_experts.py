@@ -43,71 +43,71 @@ def inputs(t=7, top_k=3, dtype=torch.float32):
 @pytest.mark.parametrize("activation", GATE_OF)
 def test_a_layer_is_that_of_its_decoded_weights(activation, bias, dtype):
     """Within the bound of products in float32, and of rounding y."""
-    made, (x, ids, weights) = layer(bias, activation), inputs(dtype=dtype)
-    y = made(x, ids, weights)
+    module, (x, ids, weights) = layer(bias, activation), inputs(dtype=dtype)
+    y = module(x, ids, weights)
     assert (y.shape, y.dtype) == (x.shape, dtype)
-    parts = made.gate, made.up, made.down
+    parts = module.gate, module.up, module.down
     biases = [None if part.bias is None else part.bias.numpy() for part in parts]
-    known = known_layer(
+    reference = known_layer(
         x.float().numpy(), *(part.packed for part in parts), ids.numpy(), weights.numpy(), GATE_OF[activation], biases,
         in_float=True,
     )  # fmt: skip
     rounding = ROUNDING[str(dtype).removeprefix("torch.")]
-    off = np.abs(y.double().numpy() - known.y)
-    assert (off <= known.bound + rounding * (np.abs(known.y) + known.bound) + 2.0**-24).all()
+    off = np.abs(y.double().numpy() - reference.y)
+    assert (off <= reference.bound + rounding * (np.abs(reference.y) + reference.bound) + 2.0**-24).all()
 
 
 def test_a_state_dict_brings_its_formats_and_layers_are_copied():
-    made, given = layer(), inputs()
-    y = made(*given)
-    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert_same(other(*given), y)
+    module, arguments = layer(), inputs()
+    y = module(*arguments)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert_same(other(*arguments), y)
     empty = QExperts(E, K, F, ["q8_0"] * 3, bias=True)
-    empty.load_state_dict(made.state_dict())
-    assert_same(empty(*given), y)
+    empty.load_state_dict(module.state_dict())
+    assert_same(empty(*arguments), y)
     assert [part.format.name for part in (empty.gate, empty.up, empty.down)] == list(FORMATS)
     meta = QExperts(E, K, F, FORMATS, bias=True, device="meta")
-    meta.load_state_dict(made.state_dict(), assign=True)
-    assert_same(meta(*given), y)
-    assert made.state_dict()["gate.weight"].shape == (E, F, K // 32 * 18)
+    meta.load_state_dict(module.state_dict(), assign=True)
+    assert_same(meta(*arguments), y)
+    assert module.state_dict()["gate.weight"].shape == (E, F, K // 32 * 18)
     with pytest.raises(RuntimeError, match="5 96 64"):
-        QExperts(E, K, F + 32, FORMATS, bias=True).load_state_dict(made.state_dict())
+        QExperts(E, K, F + 32, FORMATS, bias=True).load_state_dict(module.state_dict())
 
 
 def test_dtypes_touch_the_biases_alone():
-    made, given = layer(), inputs()
-    before = [part.weight.clone() for part in (made.gate, made.up, made.down)]
-    made.half()
-    assert made.gate.bias.dtype is torch.float16
-    for part, bytes_ in zip((made.gate, made.up, made.down), before, strict=True):
+    module, arguments = layer(), inputs()
+    before = [part.weight.clone() for part in (module.gate, module.up, module.down)]
+    module.half()
+    assert module.gate.bias.dtype is torch.float16
+    for part, bytes_ in zip((module.gate, module.up, module.down), before, strict=True):
         assert_same(part.weight, bytes_)
-    assert not any(part.weight.requires_grad for part in (made.gate, made.up, made.down))
+    assert not any(part.weight.requires_grad for part in (module.gate, module.up, module.down))
     with torch.autocast("cpu", torch.bfloat16):
-        assert made(*given).dtype is torch.bfloat16
+        assert module(*arguments).dtype is torch.bfloat16
 
 
 def test_compiled_whole():
-    made, given = layer(), inputs()
+    module, arguments = layer(), inputs()
     with torch.no_grad():
-        compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
-        assert_same(compiled(*given), made(*given))
+        compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+        assert_same(compiled(*arguments), module(*arguments))
 
 
 def test_what_is_refused():
-    made, (x, ids, weights) = layer(), inputs()
+    module, (x, ids, weights) = layer(), inputs()
     with pytest.raises(qgemm.UnsupportedError, match="no gradient flows through QExperts"):
-        made(x.requires_grad_(), ids, weights)
+        module(x.requires_grad_(), ids, weights)
     with torch.no_grad():
-        assert not made(x, ids, weights).requires_grad
+        assert not module(x, ids, weights).requires_grad
     with pytest.raises(qgemm.UnsupportedError, match="activation is"):
         QExperts(E, K, F, FORMATS, "relu")
-    tensors = made.gate.packed, made.up.packed, made.down.packed
+    tensors = module.gate.packed, module.up.packed, module.down.packed
     with pytest.raises(qgemm.UnsupportedError, match="bias has shape"):
         QExperts.from_tensors(*tensors, [torch.zeros(E, 3), None, None])
     with pytest.raises(qgemm.UnsupportedError, match="are no layer"):
-        QExperts.from_tensors(made.gate.packed, made.up.packed, made.gate.packed)
+        QExperts.from_tensors(module.gate.packed, module.up.packed, module.gate.packed)
     with pytest.raises(IndexError, match="there are experts 0 to 4"):
-        made(x.detach(), ids + 3, weights)
+        module(x.detach(), ids + 3, weights)
 
 
 # ---------------------------------------------------------------- models of transformers
@@ -177,11 +177,11 @@ def test_experts_of_a_model_are_replaced_by_those_of_a_file(saved):
     import qgemm.torch.transformers as adapter
 
     _, model, path = saved
-    wanted = logits(dense_experts(copy.deepcopy(model), path))
+    expected = logits(dense_experts(copy.deepcopy(model), path))
     exact = logits(dense_experts(copy.deepcopy(model), path).double())
     assert adapter.replace_experts(model, path) == [f"model.layers.{i}.mlp.experts" for i in range(2)]
     assert sum(isinstance(module, QExperts) for module in model.modules()) == 2
-    distance = (wanted - exact).abs().max()
+    distance = (expected - exact).abs().max()
     assert (logits(model) - exact).abs().max() <= 8 * distance
     other, dense = path.parent / "other.gguf", dense_like(saved)
     qgemm.write(other, {"x": qgemm.quantize(np.zeros((1, 32), np.float32), "q8_0")})
@@ -223,23 +223,25 @@ def test_blocks_of_transformers_are_multiplied_where_they_are(gate_up, down):
     transformers = pytest.importorskip("qgemm.torch.transformers")
     utils, silu = transformers.gguf_utils, torch.nn.functional.silu
     k, f = 256, 256
-    made = utils.GgufExperts(E, k, f, qgemm.FORMATS[gate_up].ggml_type, qgemm.FORMATS[down].ggml_type, silu)
+    module = utils.GgufExperts(E, k, f, qgemm.FORMATS[gate_up].ggml_type, qgemm.FORMATS[down].ggml_type, silu)
     weights = [stack(gate_up, 2 * f, k, 0), stack(down, k, f, 1)]
-    for parameter, w in zip((made.gate_up_proj, made.down_proj), weights, strict=True):
+    for parameter, w in zip((module.gate_up_proj, module.down_proj), weights, strict=True):
         parameter.data = torch.from_numpy(w.blocks.view(np.uint8).reshape(parameter.shape))
-    places = [parameter.data_ptr() for parameter in made.parameters()]
+    places = [parameter.data_ptr() for parameter in module.parameters()]
     torch.manual_seed(1)
     ids, factors = torch.stack([torch.randperm(E)[:3] for _ in range(7)]), torch.rand(7, 3)
     x = torch.randn(7, k)
     with transformers.patch():
-        y = made(x, ids, factors)
+        y = module(x, ids, factors)
     gate, up = (
-        qgemm.Tensor(weights[0].format, (E, f, k), weights[0].blocks[:, at]) for at in (slice(f), slice(f, None))
+        qgemm.Tensor(weights[0].format, (E, f, k), weights[0].blocks[:, part]) for part in (slice(f), slice(f, None))
     )
-    known = known_layer(
+    reference = known_layer(
         x.numpy(), gate, up, weights[1], ids.numpy(), factors.numpy(), "silu", [None] * 3, in_float=True
     )
-    assert (np.abs(y.double().numpy() - known.y) <= known.bound + 2.0**-23 * np.abs(known.y) + 2.0**-24).all()
-    assert places == [parameter.data_ptr() for parameter in made.parameters()]
+    assert (
+        np.abs(y.double().numpy() - reference.y) <= reference.bound + 2.0**-23 * np.abs(reference.y) + 2.0**-24
+    ).all()
+    assert places == [parameter.data_ptr() for parameter in module.parameters()]
     with pytest.raises(qgemm.UnsupportedError, match="no format is ggml's type 9999"):
-        transformers.mul_mat_id(made.down_proj, x, ids, 9999, k)
+        transformers.mul_mat_id(module.down_proj, x, ids, 9999, k)

@@ -19,7 +19,7 @@ from qgemm.cuda.planes import Planes
 from qgemm.formats import GGML_TYPES
 from qgemm.torch import LoRA, QLinear, ops
 
-of_torch_itself = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which it calls by itself
+of_torch_itself = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch calls it internally
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_format = pytest.mark.parametrize("name", [fmt.name for fmt in MATRICES])
 
@@ -101,7 +101,7 @@ def test_no_x_or_y_is_copied(monkeypatch):
 @each_dtype
 @each_format
 def test_gradients_are_those_of_a_dense_layer(name, dtype):
-    """Of x, of the bias and of LoRA, against torch in float64 on the decoded weight."""
+    """Gradients of x, the bias and LoRA, against torch in float64 on the decoded weight."""
     w = weights(name)
     dense = torch.from_numpy(w.dequantize(np.float64))
     layer = QLinear.from_tensor(w, torch.nn.Parameter(normal(40, dtype=dtype)))
@@ -126,7 +126,7 @@ def test_a_backward_decodes_some_rows_at_a_time(monkeypatch):
     layer, sizes = QLinear.from_tensor(w), []
     monkeypatch.setattr(ops, "PANEL", 64 * w.shape[1])
     decoded = ops.decoded
-    monkeypatch.setattr(ops, "decoded", lambda *given: sizes.append(given[3] - given[2]) or decoded(*given))
+    monkeypatch.setattr(ops, "decoded", lambda *args: sizes.append(args[3] - args[2]) or decoded(*args))
     x = normal(4, w.shape[1]).requires_grad_()
     layer(x).sum().backward()
     assert sizes == [64, 64, 64, 64, 44]
@@ -176,8 +176,10 @@ def test_transforms_of_torch_func(transform, biased):
     """As of a dense layer: none drops a derivative in silence."""
     w = weights("q8_0", n=8, blocks=1)
     bias = normal(8, seed=1) if biased else None
-    x, of = normal(4, w.shape[1]), TRANSFORMS[transform]
-    torch.testing.assert_close(of(QLinear.from_tensor(w, bias), x), of(dense_layer(w, bias), x), rtol=1e-3, atol=1e-3)
+    x, derivative = normal(4, w.shape[1]), TRANSFORMS[transform]
+    torch.testing.assert_close(
+        derivative(QLinear.from_tensor(w, bias), x), derivative(dense_layer(w, bias), x), rtol=1e-3, atol=1e-3
+    )
 
 
 @of_torch_itself
@@ -186,13 +188,13 @@ def test_derivatives_of_a_bias():
 
     layer, x = QLinear.from_tensor(weights("q8_0", n=8), normal(8)), normal(4, 128)
 
-    def of(bias):
+    def output(bias):
         return functional_call(layer, {"bias": bias}, (x,))
 
-    torch.testing.assert_close(grad(lambda bias: of(bias).sum())(normal(8)), torch.full((8,), 4.0))
-    torch.testing.assert_close(jvp(of, (normal(8),), (normal(8, seed=1),))[1], normal(8, seed=1).expand(4, 8))
+    torch.testing.assert_close(grad(lambda bias: output(bias).sum())(normal(8)), torch.full((8,), 4.0))
+    torch.testing.assert_close(jvp(output, (normal(8),), (normal(8, seed=1),))[1], normal(8, seed=1).expand(4, 8))
     with pytest.raises(qgemm.UnsupportedError, match="vmap takes x of a QLinear alone along an axis"):
-        torch.vmap(of)(normal(3, 8))
+        torch.vmap(output)(normal(3, 8))
 
 
 @of_torch_itself
@@ -320,7 +322,7 @@ def test_a_layer_is_freed_without_the_collector():
     gc.disable()
     try:
         del layer
-        assert [each() for each in alive] == [None, None, None]
+        assert [reference() for reference in alive] == [None, None, None]
     finally:
         gc.enable()
 

@@ -45,20 +45,20 @@ def saved(state) -> object:
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer)), copy.copy])
 def test_copies(copied):
-    """Used before or not; what is tied stays so, and nothing that was derived comes along."""
+    """Used before or not; tied layers stay tied, and derived tensors are not copied."""
     for used in (False, True):
         model = both(kbit_of_its_own())
         want = model["head"](X)
         if not used:
             model = both(kbit_of_its_own())
-        again = copied(model)
-        assert_same(again["head"](X), want)
-        assert again["head"].weight is again["table"].weight
-        assert again["head"].packed is again["table"].packed
-        assert again["head"].format == kbit_of_its_own().format
+        duplicate = copied(model)
+        assert_same(duplicate["head"](X), want)
+        assert duplicate["head"].weight is duplicate["table"].weight
+        assert duplicate["head"].packed is duplicate["table"].packed
+        assert duplicate["head"].format == kbit_of_its_own().format
         if copied is not copy.copy:
-            assert again["head"].packed is not model["head"].packed
-            assert again["head"].weight.data_ptr() != model["head"].weight.data_ptr()
+            assert duplicate["head"].packed is not model["head"].packed
+            assert duplicate["head"].weight.data_ptr() != model["head"].weight.data_ptr()
 
 
 def test_a_whole_model_through_torch_save():
@@ -66,9 +66,9 @@ def test_a_whole_model_through_torch_save():
     want = model["head"](X)
     torch.save(model, buffer)
     buffer.seek(0)
-    again = torch.load(buffer, weights_only=False)
-    assert_same(again["head"](X), want)
-    assert again["head"].weight is again["table"].weight
+    loaded = torch.load(buffer, weights_only=False)
+    assert_same(loaded["head"](X), want)
+    assert loaded["head"].weight is loaded["table"].weight
 
 
 # ---------------------------------------------------------------- state dicts
@@ -82,9 +82,9 @@ def test_a_state_dict_is_the_bytes_of_the_file(name):
     assert state["weight"].shape == (40, w.nbytes // 40)
     assert state["weight"].numpy().tobytes() == w.blocks.tobytes()
     assert bytes(state["_extra_state"].tolist()).decode() == f"{name} 40 {w.shape[1]}"
-    again = QLinear(w.shape[1], 40, name)
-    assert again.load_state_dict(saved(state)) == ([], [])
-    assert_same(again(normal(3, w.shape[1])), layer(normal(3, w.shape[1])))
+    loaded = QLinear(w.shape[1], 40, name)
+    assert loaded.load_state_dict(saved(state)) == ([], [])
+    assert_same(loaded(normal(3, w.shape[1])), layer(normal(3, w.shape[1])))
     assert_same(saved(layer.state_dict(keep_vars=True))["weight"], layer.weight)
 
 
@@ -219,11 +219,11 @@ def test_layers_of_inference_mode():
 
 
 def tiled(w: qgemm.Tensor) -> torch.Tensor:
-    """The bytes that a GPU holds for a Tensor: tiles, and the bounds of their rows behind them."""
-    made = tiles.pack(w.format, w.blocks)
-    bounds = np.zeros(len(made) * tiles.ROWS, np.float32)
+    """The bytes that a GPU holds for a Tensor: tiles, followed by the bounds of their rows."""
+    packed = tiles.pack(w.format, w.blocks)
+    bounds = np.zeros(len(packed) * tiles.ROWS, np.float32)
     bounds[: len(w)] = tiles.row_absmax(w.format, w.blocks)
-    return torch.from_numpy(np.concatenate([made.reshape(-1).view(np.uint8), bounds.view(np.uint8)]))
+    return torch.from_numpy(np.concatenate([packed.reshape(-1).view(np.uint8), bounds.view(np.uint8)]))
 
 
 @each(TILED)

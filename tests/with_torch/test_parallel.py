@@ -82,22 +82,22 @@ def rows(rank, world):
     """Within the derived bound of the exact product, the same bits on all ranks; x in parts or whole."""
     for fmt in MATRICES:
         w, bias = weights(fmt.name, 40, BLOCKS), normal(40, seed=1)
-        for given in (None, bias):
-            layer = RowParallelLinear.from_tensor(w, given)
-            split = RowParallelLinear.from_tensor(w, given, whole=True)
+        for layer_bias in (None, bias):
+            layer = RowParallelLinear.from_tensor(w, layer_bias)
+            split = RowParallelLinear.from_tensor(w, layer_bias, whole=True)
             for dtype in DTYPES:
                 x = normal(5, w.shape[1], dtype=dtype, seed=2)
-                added = None if given is None else given.to(x.dtype)
+                added = None if layer_bias is None else layer_bias.to(x.dtype)
                 y = layer(x[..., layer.parts[rank]])
                 assert y.dtype is x.dtype
                 assert_same(split(x), y)
                 values = x.double().numpy()
-                want = exact(values, w) + (0 if given is None else bias.double().numpy())
-                bound = row_bound(values, w, layer.widths, dtype, None if given is None else bias.double().numpy())
+                want = exact(values, w) + (0 if layer_bias is None else bias.double().numpy())
+                bound = row_bound(values, w, layer.widths, dtype, None if layer_bias is None else bias.double().numpy())
                 assert (np.abs(y.double().numpy() - want) <= bound).all(), (fmt, dtype, added)
-                said = [None] * world
-                dist.all_gather_object(said, y.view(torch.uint8).numpy().tobytes())
-                assert len(set(said)) == 1
+                outputs = [None] * world
+                dist.all_gather_object(outputs, y.view(torch.uint8).numpy().tobytes())
+                assert len(set(outputs)) == 1
 
 
 def shapes(rank, world):
@@ -122,19 +122,19 @@ def integers(rank, world):
 def gradients(rank, world):
     """Those of x and bias are those of one process, up to the order of sums."""
     w, bias = weights("q8_0", 64 * world, 2 * world), normal(64 * world)
-    made = {}
+    results = {}
     for kind in (ColumnParallelLinear, RowParallelLinear, QLinear):
         x = normal(5, w.shape[1], seed=3).requires_grad_()
-        given = torch.nn.Parameter(bias.clone())
-        layer = kind.from_tensor(w, given, **({} if kind is QLinear else {"whole": True}))
+        parameter = torch.nn.Parameter(bias.clone())
+        layer = kind.from_tensor(w, parameter, **({} if kind is QLinear else {"whole": True}))
         (layer(x) ** 2).sum().backward()
-        made[kind] = layer, x.grad, layer.bias.grad
-    _, x, b = made[QLinear]
-    layer, got, part = made[ColumnParallelLinear]
+        results[kind] = layer, x.grad, layer.bias.grad
+    _, x, b = results[QLinear]
+    layer, got, part = results[ColumnParallelLinear]
     torch.testing.assert_close(got, x, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(part, b[layer.parts[rank]], rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(made[RowParallelLinear][1], x, rtol=1e-4, atol=1e-3)
-    torch.testing.assert_close(made[RowParallelLinear][2], b, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(results[RowParallelLinear][1], x, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(results[RowParallelLinear][2], b, rtol=1e-4, atol=1e-3)
 
 
 def compiled(rank, world):
@@ -194,7 +194,7 @@ test_a_layer_is_that_of_its_share = on_ranks(modules)
 
 
 def refused(rank, world):
-    """Before any of them holds a layer, on all ranks, with what would do."""
+    """Before any rank holds a layer, on all ranks, with advice."""
     w = weights("q4_k", 64 * world - 64, world - 1)
     for kind, message in (
         (ColumnParallelLinear, f"axis 0 of {64 * world - 64} cut in multiples of 64 gives"),
@@ -229,14 +229,14 @@ def failing(rank, world):
 
 
 def differing(rank, world):
-    """Ranks that hold different tensors would sum what does not belong together."""
+    """Ranks with different tensors would sum unrelated products."""
     w = weights("q4_0" if rank < world - 1 else "q8_0", 64 * world, world)
     with pytest.raises(qgemm.RankError, match=f"rank 0 has .*Q4_0.*, rank {world - 1} has .*Q8_0"):
         RowParallelLinear.from_tensor(w)
 
 
 def groups(rank, world):
-    """Part of the ranks, by a group or a mesh of one axis; what is neither is refused."""
+    """A part of the ranks, by a group or a mesh of one axis; other objects are refused."""
     w = weights("q4_0", 64, 2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     pair = dist.new_group([0, 1])
@@ -291,9 +291,9 @@ def leaving(rank, world):
 @worlds
 def test_a_rank_that_fails_in_a_forward_leaves_none_waiting(world):
     """Its process is gone, which gloo tells the others at once."""
-    found = ranks.outcomes_of(world, leaving, world)
-    assert "out of cheese" in found[-1][0]
-    assert all("RuntimeError" in text for text, _ in found[:-1])
+    outcomes = ranks.outcomes_of(world, leaving, world)
+    assert "out of cheese" in outcomes[-1][0]
+    assert all("RuntimeError" in text for text, _ in outcomes[:-1])
 
 
 def test_without_a_process_group():

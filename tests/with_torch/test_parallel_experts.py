@@ -41,35 +41,35 @@ def layers(rank, world):
     which each holds its experts alone."""
     tensors, biases = parts()
     whole = QExperts.from_tensors(*tensors, biases)
-    made = ParallelExperts.from_tensors(*tensors, biases)
+    module = ParallelExperts.from_tensors(*tensors, biases)
     counts = [None] * world
-    dist.all_gather_object(counts, made.num_experts)
+    dist.all_gather_object(counts, module.num_experts)
     assert sum(counts) == E
-    assert made.gate.weight.nbytes * E == whole.gate.weight.nbytes * made.num_experts
-    assert f"rank {rank} of {world}: experts {made.part.start} to {made.part.stop} of {E}" in repr(made)
+    assert module.gate.weight.nbytes * E == whole.gate.weight.nbytes * module.num_experts
+    assert f"rank {rank} of {world}: experts {module.part.start} to {module.part.stop} of {E}" in repr(module)
     for name in ("float32", "float16", "bfloat16"):
         for t in (1, 7):
             torch.manual_seed(t)
             x, ids, weights = inputs(t, getattr(torch, name))
-            here = (ids >= made.part.start) & (ids < made.part.stop)
+            here = (ids >= module.part.start) & (ids < module.part.stop)
             size = whole(x.float(), ids, torch.where(here, weights, 0)).abs().double()
             dist.all_reduce(size)
-            y = made(x, ids, weights)
-            known = known_layer(
+            y = module(x, ids, weights)
+            reference = known_layer(
                 x.float().numpy(), *tensors, ids.numpy(), weights.numpy(), GATE_OF["swiglu"],
                 [bias.numpy() for bias in biases], in_float=True,
             )  # fmt: skip
-            rounded = (world * 2.0**-24 + (world + 1) * ROUNDING[name]) * (size.numpy() + known.bound)
-            assert (np.abs(y.double().numpy() - known.y) <= known.bound + rounded + 2.0**-24).all()
-            said = [None] * world
-            dist.all_gather_object(said, y.view(torch.uint8).numpy().tobytes())
-            assert len(set(said)) == 1
+            rounded = (world * 2.0**-24 + (world + 1) * ROUNDING[name]) * (size.numpy() + reference.bound)
+            assert (np.abs(y.double().numpy() - reference.y) <= reference.bound + rounded + 2.0**-24).all()
+            outputs = [None] * world
+            dist.all_gather_object(outputs, y.view(torch.uint8).numpy().tobytes())
+            assert len(set(outputs)) == 1
     x, ids, weights = inputs(3, torch.float32)
     with torch.no_grad():
-        compiled = torch.compile(made, backend="eager", fullgraph=True)(x, ids, weights) if world == 2 else None
-        assert compiled is None or torch.equal(compiled, made(x, ids, weights))
+        compiled = torch.compile(module, backend="eager", fullgraph=True)(x, ids, weights) if world == 2 else None
+        assert compiled is None or torch.equal(compiled, module(x, ids, weights))
     with pytest.raises(IndexError, match=f"ids are 0 to {E}, there are experts 0 to {E - 1}"):
-        made(x, torch.tensor([[0, E, 1]] * 3), weights)
+        module(x, torch.tensor([[0, E, 1]] * 3), weights)
 
 
 def refused(rank, world):

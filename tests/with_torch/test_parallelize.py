@@ -23,7 +23,7 @@ from qgemm.torch import (
 )
 from qgemm.torch.parallelize import _plan_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 CUT = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
 # Eight heads of 64 on two keys: each of these has a block of a K-quant along the inputs of o_proj.
@@ -55,13 +55,13 @@ def written(path, kind="llama", sizes=None, default="q4_k", tied=False, **format
 
 
 def whole_and_cut(rank, world, path):
-    """No further from float64 than four times what the whole model is; the same bits and words on all ranks."""
+    """At most four times as far from float64 as the whole model; the same bits and words on all ranks."""
     whole, model, exact = load(path), load(path), load(path, False, dtype=torch.float64)
     want = logits(whole)
     done = parallelize(model)
-    found = logits(model)
+    cut = logits(model)
     distance = (logits(load(path, False)) - logits(exact)).abs().max()
-    assert (found - logits(exact)).abs().max() <= 4 * distance
+    assert (cut - logits(exact)).abs().max() <= 4 * distance
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QLinear)}
     assert {name.rpartition(".")[2] for name in layers} == CUT
     assert set(layers) == {*done.columns, *done.rows}
@@ -69,15 +69,17 @@ def whole_and_cut(rank, world, path):
     kinds = {type(layer) for name, layer in layers.items()}
     assert kinds == {ColumnParallelLinear, RowParallelLinear}
     assert type(model.get_input_embeddings()) is QEmbedding
-    said = [None] * world
-    mine = found.numpy().tobytes(), model.generate(INDEX[:1], max_new_tokens=8, do_sample=False).tolist(), done.nbytes
-    torch.distributed.all_gather_object(said, mine)
-    assert len({text for text, _, _ in said}) == 1
-    assert all(words == whole.generate(INDEX[:1], max_new_tokens=8, do_sample=False).tolist() for _, words, _ in said)
-    assert sum(nbytes for _, _, nbytes in said) == sum(
+    outputs = [None] * world
+    mine = cut.numpy().tobytes(), model.generate(INDEX[:1], max_new_tokens=8, do_sample=False).tolist(), done.nbytes
+    torch.distributed.all_gather_object(outputs, mine)
+    assert len({text for text, _, _ in outputs}) == 1
+    assert all(
+        words == whole.generate(INDEX[:1], max_new_tokens=8, do_sample=False).tolist() for _, words, _ in outputs
+    )
+    assert sum(nbytes for _, _, nbytes in outputs) == sum(
         layer.weight.nbytes for layer in whole.modules() if isinstance(layer, QLinear)
     )
-    assert want.shape == found.shape
+    assert want.shape == cut.shape
     return done.nbytes
 
 
@@ -107,12 +109,12 @@ def refused(rank, world, path):
         ({"lm_head": "colwise"}, "some are cut colwise and some rowwise"),
         ({**mlp, "model.layers.*.mlp.gate_proj": "rowwise"}, "are not cut alike"),
     )  # fmt: skip
-    for given, message in cases:
+    for bad_plan, message in cases:
         with pytest.raises(qgemm.UnsupportedError, match=message):
-            parallelize(model, given)
+            parallelize(model, bad_plan)
     for change, message in (
         (lambda layer: layer.add_lora(normal(2, layer.in_features), normal(layer.out_features, 2)), "has LoRA"),
-        (lambda layer: layer.register_forward_pre_hook(lambda layer, given: None), "has a hook on its input"),
+        (lambda layer: layer.register_forward_pre_hook(lambda layer, inputs: None), "has a hook on its input"),
     ):
         other = load(path)
         change(other.model.layers[0].mlp.down_proj)
@@ -128,7 +130,7 @@ def test_what_cannot_be_cut_is_refused(tmp_path):
 
 
 def mismatched(rank, world, paths):
-    """Ranks with different files: each would sum what is not the other's."""
+    """Ranks with different files would sum unrelated products."""
     with pytest.raises(qgemm.RankError, match=r"ranks must do the same: rank 0 has .*Q8_0, rank 1 has .*Q4_0"):
         parallelize(load(paths[rank]))
 
@@ -184,7 +186,7 @@ def own_plan(rank, world):
     up, down = weights("q4_0", 320, 2, seed=1), weights("q8_0", 128, 5, seed=2)
     replace_linear(net, {"up": up, "down": down}, lambda name: name.rpartition(".")[2])
     seen = []
-    net[0]["up"].register_forward_hook(lambda layer, given, y: seen.append(y.shape[-1]))
+    net[0]["up"].register_forward_hook(lambda layer, inputs, y: seen.append(y.shape[-1]))
 
     def forward(x):
         for layer in net:
@@ -213,7 +215,7 @@ def test_a_plan_of_ones_own(world):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_plan_is_the_models(kind):
-    """Of its class and of its config, by the names of its layers."""
+    """The plans of its class and of its config, by the names of its layers."""
     model = random_model(kind)
     plan = _plan_of(model)
     assert plan["lm_head"] == "colwise_gather_output"
@@ -227,8 +229,8 @@ def test_the_plan_is_the_models(kind):
 def experts_and_cut(rank, world, path):
     """Experts of a model go to ranks with its own plan, and by their name alone; dense ones stay whole."""
     exact, dense, whole, model = load(path, False, dtype=torch.float64), load(path, False), load(path), load(path)
-    for one in (exact, dense):
-        one.set_experts_implementation("eager")  # one by one, which works in float64 as well
+    for reference in (exact, dense):
+        reference.set_experts_implementation("eager")  # one by one, which works in float64 as well
     distance = (logits(dense) - logits(exact)).abs().max()
     done = parallelize(model)
     assert done.experts == tuple(f"model.layers.{i}.mlp.experts" for i in range(2))

@@ -1,4 +1,4 @@
-"""What the adapters share: changes that are undone, and errors that name what is missing."""
+"""Shared by the adapters: reversible changes, and errors that name the missing package."""
 
 from __future__ import annotations
 

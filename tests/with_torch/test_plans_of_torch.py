@@ -36,33 +36,33 @@ def like(request, monkeypatch):
     """Library.like of torch with its guards, and of one that has none."""
     if request.param == "python":
         monkeypatch.setattr(torch._C._dynamo, "guards", SimpleNamespace())
-    made = libraries._torch(torch).like
-    assert (made.func is libraries._like) == (request.param == "python")
-    return made
+    function = libraries._torch(torch).like
+    assert (function.func is libraries._like) == (request.param == "python")
+    return function
 
 
 def test_tensors_like_others(like):
-    one, two = like((BASE,)), like((torch.zeros(3), BASE))
+    like_one, like_two = like((BASE,)), like((torch.zeros(3), BASE))
     for array in LIKE.values():
-        assert one(array)
-        assert two(torch.ones(3), array)
+        assert like_one(array)
+        assert like_two(torch.ones(3), array)
     for name, array in UNLIKE.items():
-        assert not one(array), name
-        assert not two(torch.ones(3), array), name
-        assert not two(array, BASE), name
+        assert not like_one(array), name
+        assert not like_two(torch.ones(3), array), name
+        assert not like_two(array, BASE), name
 
 
 def test_no_tensor_is_held(like):
-    given = torch.zeros(4, 64)
-    gone, same = weakref.ref(given), like((given, BASE))
-    del given
+    tensor = torch.zeros(4, 64)
+    gone, same = weakref.ref(tensor), like((tensor, BASE))
+    del tensor
     gc.collect()
     assert gone() is None
     assert same(torch.zeros(4, 64), BASE)
 
 
 def test_in_inference_mode(like):
-    """What is like a tensor there is like it there; whatever it says outside, it is no error."""
+    """Tensors are alike there as elsewhere; outside of the mode the comparison raises nothing."""
     with torch.inference_mode():
         inside = torch.zeros(4, 64)
         same = like((inside,))

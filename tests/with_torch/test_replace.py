@@ -1,4 +1,4 @@
-"""replace_linear: layers of a model become those of a file; what is tied, shared, named, kept; what does not fit."""
+"""replace_linear: layers of a model become those of a file; tied, shared, named and kept layers; refusals."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def packed(layers: nn.Module = None, formats: dict[str, str] = FORMATS) -> dict[
 def dense(layers: nn.Module, tensors: dict[str, qgemm.Tensor]) -> nn.Module:
     """The model with the decoded weights of the tensors."""
     state = {name: torch.from_numpy(tensor.dequantize()) for name, tensor in tensors.items()}
-    again = copy.deepcopy(layers)
-    again.load_state_dict(state, strict=False)
-    return again
+    copy_of_layers = copy.deepcopy(layers)
+    copy_of_layers.load_state_dict(state, strict=False)
+    return copy_of_layers
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("embeddings", [False, True])
 def test_a_model_from_a_file(file, embeddings):
-    """Its output is that of the decoded weights; the same layer is the same, and what was tied is one weight."""
+    """Its output is that of the decoded weights; shared layers stay shared, and tied ones have one weight."""
     replaced = model()
     done = replace_linear(replaced, file, embeddings=embeddings)
     want = dense(model(), packed())(INDEX) if embeddings else None
@@ -69,7 +69,7 @@ def test_a_model_from_a_file(file, embeddings):
     assert [layer.name for layer in done.layers] == ["table", *names] if embeddings else names
     assert done.kept == ()
     assert replaced.again is replaced.up
-    assert all(type(each) is QLinear for each in (replaced.up, replaced.block[0], replaced.head))
+    assert all(type(layer) is QLinear for layer in (replaced.up, replaced.block[0], replaced.head))
     assert replaced.up.format == qgemm.FORMATS["q4_0"]
     assert not replaced.up.training
     if embeddings:
@@ -161,9 +161,9 @@ def test_torch_does_not_take_its_fused_transformer():
 
 def test_hooks_go_on():
     layers, seen = model(), []
-    layers.up.register_forward_pre_hook(lambda module, given, kept: seen.append(type(module)), with_kwargs=True)
-    layers.up.register_forward_hook(lambda module, given, y: seen.append(y.shape))
-    layers.up.register_full_backward_hook(lambda module, given, made: seen.append("backward"))
+    layers.up.register_forward_pre_hook(lambda module, args, kwargs: seen.append(type(module)), with_kwargs=True)
+    layers.up.register_forward_hook(lambda module, args, y: seen.append(y.shape))
+    layers.up.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append("backward"))
     replace_linear(layers, packed())
     layers(INDEX).sum().backward()
     assert seen == [QLinear, (1, 3, 128), "backward"]

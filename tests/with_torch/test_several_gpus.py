@@ -29,9 +29,9 @@ def torchrun(folder, *args):
     )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 def test_the_program_of_the_document(tmp_path):
-    """It says what the whole model says."""
+    """It prints the words of the whole model."""
     (tmp_path / "several.py").write_text(PROGRAM)
     write_gguf(tmp_path / "model.gguf", random_model("llama"), "q8_0")
     done = torchrun(tmp_path, "several.py", str(tmp_path), "model.gguf")

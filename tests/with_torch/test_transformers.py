@@ -16,7 +16,7 @@ import qgemm
 import qgemm.torch.transformers as adapter
 from qgemm.torch import QEmbedding, QLinear
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 DENSE = torch.nn.Linear, torch.nn.Embedding
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -64,32 +64,32 @@ def test_logits_are_those_of_the_decoded_weights(path):
     exact, theirs, ours = load(path, False, dtype=torch.float64), load(path, False), load(path)
     distance = (logits(theirs) - logits(exact)).abs().max()
     assert (logits(ours) - logits(exact)).abs().max() <= 4 * distance
-    said = (model.generate(INDEX[:1], max_new_tokens=8, do_sample=False).tolist() for model in (ours, theirs))
-    assert next(said) == next(said)
+    tokens = (model.generate(INDEX[:1], max_new_tokens=8, do_sample=False).tolist() for model in (ours, theirs))
+    assert next(tokens) == next(tokens)
 
 
 def layer_scale(model):
-    """By what a model multiplies the rows of its table."""
+    """The factor of the rows of a model's embedding table."""
     return torch.tensor(model.config.hidden_size**0.5 if "gemma" in model.config.model_type else 1.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @each_file
 def test_every_product_is_within_its_bound(path, dtype):
-    """Of the tensors of the file, with their rows and biases as the model has them; rows of the table are exact."""
+    """Tensors of the file, with the model's order of rows and biases; rows of the embedding are exact."""
     model, dense = load(path, dtype=getattr(torch, dtype)), load(path, False).state_dict()
     seen = []
 
     def check(name):
-        def hook(layer, given, y):
+        def hook(layer, inputs, y):
             want, bias = dense[f"{name}.weight"], dense.get(f"{name}.bias")
             assert_same(layer.dequantize(), want)
             if type(layer) is QEmbedding:
                 scale = layer_scale(model)
-                assert_same(y, want.to(y.dtype)[given[0]] * scale.to(y.dtype))
+                assert_same(y, want.to(y.dtype)[inputs[0]] * scale.to(y.dtype))
             else:
                 assert (layer.bias is None) is (bias is None)
-                assert_product(y, given[0], layer.packed, None if bias is None else bias.to(y.dtype))
+                assert_product(y, inputs[0], layer.packed, None if bias is None else bias.to(y.dtype))
             seen.append(name)
 
         return hook
@@ -125,7 +125,7 @@ def test_tied_weights_are_one(path):
 
 
 def test_a_tied_table_that_stays_dense_keeps_its_head_dense(tmp_path):
-    """Numbers in the file that are as wide as the model's dtype are left to torch; narrower ones stay what they are."""
+    """Numbers as wide as the model's dtype are left to torch; narrower ones keep their type."""
     write_gguf(tmp_path / "model.gguf", random_model("llama", True), "q8_0", embd="f16")
     half, single = load(tmp_path / "model.gguf", dtype=torch.float16), load(tmp_path / "model.gguf")
     assert (type(half.lm_head), type(half.get_input_embeddings())) == DENSE
@@ -160,14 +160,14 @@ def test_layers_of_other_classes_stay(path):
 class Reads(transformers.LlamaForCausalLM):
     """As T5 does, whose activations take the dtype of a weight."""
 
-    def forward(self, *given, **named):
+    def forward(self, *args, **named):
         assert self.lm_head.weight.dtype.is_floating_point
-        return super().forward(*given, **named)
+        return super().forward(*args, **named)
 
 
 @pytest.mark.parametrize(("path", "tied"), [(("llama", tied), tied) for tied in (False, True)], indirect=["path"])
 def test_weights_that_a_model_reads_stay_dense(path, tied):
-    """And what is tied to them; the others are packed."""
+    """So do weights tied to them; all others are packed."""
     with adapter.patch():
         model = Reads.from_pretrained(path.parent, gguf_file=path.name)
     model(INDEX)
@@ -229,7 +229,7 @@ class Processor(adapter.TensorProcessor):
         super().__init__()
         self.change = change
 
-    def process(self, weights, name, **given):
+    def process(self, weights, name, **options):
         return type("GGUFTensor", (), {"weights": self.change(weights), "name": name})
 
 

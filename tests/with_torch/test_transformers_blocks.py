@@ -10,7 +10,7 @@ import qgemm
 import qgemm.torch.transformers as adapter
 from qgemm.torch import QEmbedding, QLinear
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 KINDS = {
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
@@ -73,7 +73,7 @@ def test_a_model_is_that_of_the_decoded_weights(path, dtype):
     A weight whose columns have another order in the file stays as it is there, and x takes that order.
     """
     config, kind = transformers.GgufConfig(dequantize=True), getattr(torch, dtype)
-    theirs, exact = (load(path, dtype=each, quantization_config=config) for each in (kind, torch.float64))
+    theirs, exact = (load(path, dtype=dtype, quantization_config=config) for dtype in (kind, torch.float64))
     with adapter.patch():
         ours = load(path, dtype=kind)
     with torch.no_grad():

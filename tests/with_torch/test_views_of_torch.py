@@ -52,9 +52,9 @@ def test_dequantize_and_gradients(name):
     dense = layer.dequantize()
     assert_same(dense, torch.from_numpy(w.dequantize()))
     x = normal(3, K, seed=2).requires_grad_()
-    found = torch.autograd.grad(layer(x).square().sum(), (x, layer.bias))
+    gradients = torch.autograd.grad(layer(x).square().sum(), (x, layer.bias))
     y = torch.nn.functional.linear(x, dense, layer.bias)
-    for got, want in zip(found, torch.autograd.grad(y.square().sum(), (x, layer.bias)), strict=True):
+    for got, want in zip(gradients, torch.autograd.grad(y.square().sum(), (x, layer.bias)), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
     half = x.detach().half().requires_grad_()
     layer(half).sum().backward()

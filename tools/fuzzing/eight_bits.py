@@ -1,4 +1,4 @@
-"""FP8 tensors of a checkpoint, and their scales. As in reference.py, which see."""
+"""FP8 tensors of a checkpoint, and their scales. See reference.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INPUTS = (".input_scale", ".scale_input")
 
 
 def number(code: int, kind: str) -> float:
-    """What a code stands for."""
+    """The value of a code."""
     exponent_bits, bias = (4, 7) if kind == "F8_E4M3" else (5, 15)
     mantissa_bits = 7 - exponent_bits
     sign = -1.0 if code & 128 else 1.0
@@ -38,10 +38,10 @@ def floats(tensor: Tensor) -> Any:
 
 
 def matrix(name: str, tensors: dict[str, Tensor], block: tuple[int, int] | None) -> tuple[set[str], Any]:
-    """The names that belong to a tensor, and its values, None where there is no scale; block: of a config of FP8."""
+    """The names that belong to a tensor, and its values or None without a scale. block: from the config."""
     kind, shape, data = tensors[name]
     shape, stem = shape or (1,), name.removesuffix(".weight")
-    scales = {each + end for each in (name, stem) for end in SCALES} & tensors.keys()
+    scales = {prefix + end for prefix in (name, stem) for end in SCALES} & tensors.keys()
     need(len(scales) <= 1, "scales twice")
     if not scales:
         need(block is None or len(shape) < 2, "no scale")

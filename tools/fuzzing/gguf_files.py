@@ -29,7 +29,7 @@ class Gguf:
 
     def __init__(self, version: int, keys: list[Any], tensors: list[Any], data: bytes, alignment: int = 32) -> None:
         self.version, self.keys, self.tensors, self.data, self.alignment = version, keys, tensors, data, alignment
-        self.extra = [0, 0]  # what the counts say more than there is
+        self.extra = [0, 0]  # added to the counts of tensors and keys
 
     def raw(self) -> bytes:
         """The file."""
@@ -44,7 +44,7 @@ class Gguf:
 
     def changed(self, rng: Random) -> Gguf:
         """A copy with one record or field changed."""
-        new = Gguf(self.version, list(self.keys), [list(each) for each in self.tensors], self.data, self.alignment)
+        new = Gguf(self.version, list(self.keys), [list(tensor) for tensor in self.tensors], self.data, self.alignment)
         pick = rng.randrange(16)
         if pick == 0:
             new.version = number(rng, self.version) % 2**32
@@ -62,15 +62,15 @@ class Gguf:
                 rng.randrange(len(new.keys) + 1), (key, kind, struct.pack(f"<{CODES[kind]}", rng.choice(values)))
             )
         elif pick <= 8 and new.keys:
-            at = rng.randrange(len(new.keys))
-            key, kind, value = new.keys[at]
+            index = rng.randrange(len(new.keys))
+            key, kind, value = new.keys[index]
             if pick == 6:
                 key = name(rng, key, [other for other, *_ in new.keys])
             elif pick == 7:
                 kind = rng.choice((rng.randrange(14), number(rng, kind) % 2**32))
             else:
                 value = junk(rng, value)
-            new.keys[at] = key, kind, value
+            new.keys[index] = key, kind, value
         elif new.tensors:
             self._tensor(rng, rng.choice(new.tensors), pick)
         return new
@@ -80,8 +80,8 @@ class Gguf:
             tensor[0] = name(rng, tensor[0], [other for other, *_ in self.tensors])
         elif pick == 10 and tensor[1]:
             ne = list(tensor[1])
-            at = rng.randrange(len(ne))
-            ne[at] = number(rng, ne[at]) % 2**64
+            axis = rng.randrange(len(ne))
+            ne[axis] = number(rng, ne[axis]) % 2**64
             tensor[1] = ne
         elif pick == 11:
             tensor[1] = rng.choice(([*tensor[1], 1], list(tensor[1])[:-1], list(tensor[1])[::-1]))

@@ -1,4 +1,4 @@
-"""The kinds of files that are fuzzed: seeds, of which each draw changes a few things."""
+"""The kinds of fuzzed files: seeds, in which each draw changes a few places."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .numpy_files import Npy, Npz
 from .reference import ARRAY, BOOL, F32, I8, I32, STRING, U32, Files
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
-LARGEST = 64 << 10  # bytes: of a file of tests/data that is a seed
+LARGEST = 64 << 10  # largest size in bytes of a seed from tests/data
 CHANGES = (0, 1, 1, 1, 1, 2, 2, 3, 5)
-JUNK = 0.12  # how often bytes are changed as well, whatever they mean
+JUNK = 0.12  # probability that bytes are changed as well, whatever their meaning
 
 
 class Kind(NamedTuple):
-    """How files of a kind are made, which one is opened, how it is read, and what says whether it is valid."""
+    """A kind of files: how to draw them and the name of the opened one, how to read it, its reference."""
 
     draw: Callable[[Random], tuple[Files, str]]
     reads: str  # "gguf", "source" or "imatrix"
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
 
 
 def finished(rng: Random, raw: bytes) -> bytes:
-    """Bytes, some of them changed now and then."""
+    """The bytes, a few of them changed with a small probability."""
     while rng.random() < JUNK:
         raw = junk(rng, raw)
     return raw
@@ -61,7 +61,7 @@ def array(kind: int, values: list[bytes]) -> bytes:
 
 @cache
 def gguf_seed() -> Gguf:
-    """Keys of every type, tensors of some."""
+    """Keys of every type, tensors of several types."""
     keys = [
         [b"general.architecture", STRING, text(b"llama")],
         [b"general.alignment", U32, struct.pack("<I", 32)],
@@ -105,7 +105,7 @@ def imatrix_seed() -> Gguf:
 
 
 def changed(rng: Random, model: Gguf) -> bytes:
-    """A .gguf file made of a seed."""
+    """A .gguf file mutated from a seed."""
     for _ in range(rng.choice(CHANGES)):
         model = model.changed(rng)
     return finished(rng, model.raw())
@@ -135,7 +135,7 @@ def draw_split(rng: Random) -> tuple[Files, str]:
     """Three shards."""
     count = rng.choice((3, 3, 3, 2, 1, 4))
     files = {}
-    which = rng.randrange(3)
+    mutated = rng.randrange(3)
     for i in range(3):
         records, data = tensors((f"t{i}", F32, (8,)), (f"u{i}", 8, (32, 2)))
         keys = [
@@ -144,14 +144,14 @@ def draw_split(rng: Random) -> tuple[Files, str]:
             [b"split.tensors.count", 5, struct.pack("<i", 6)],
         ]
         model = Gguf(3, keys, records, data)
-        files[f"m-{i + 1:05d}-of-{count:05d}.gguf"] = changed(rng, model) if i == which else model.raw()
+        files[f"m-{i + 1:05d}-of-{count:05d}.gguf"] = changed(rng, model) if i == mutated else model.raw()
     main = next(iter(files))
     if rng.random() < 0.1:
         del files[rng.choice(list(files)[1:])]
     return files, main
 
 
-# ---------------------------------------------------------------- safetensors and what lies beside it
+# ---------------------------------------------------------------- safetensors, their indices and configs
 
 SPREAD = np.random.default_rng(7)
 
@@ -167,7 +167,7 @@ def stored(arrays: dict[str, tuple[str, tuple[int, ...], bytes]]) -> Safetensors
 
 @cache
 def noise(kind: str, shape: tuple[int, ...], seed: int = 0) -> tuple[str, tuple[int, ...], bytes]:
-    """A tensor of any bytes."""
+    """A tensor of random bytes."""
     size = int(np.prod(shape)) * checkpoints.TYPES[kind]
     return kind, shape, np.random.default_rng(seed).integers(0, 256, size, np.uint8).tobytes()
 
@@ -194,17 +194,17 @@ def draw_safetensors(rng: Random) -> tuple[Files, str]:
 
 
 def draw_index(rng: Random) -> tuple[Files, str]:
-    """Two shards and their index, of which one or the other is opened."""
+    """Two shards and their index; either the index or the first shard is opened."""
     names = {"a.weight": "m-00001-of-00002.safetensors", "b.weight": "m-00002-of-00002.safetensors"}
     document = tree(json.dumps({"metadata": {"total_size": 512}, "weight_map": names}))
     files = {}
-    which = rng.randrange(4)
+    mutated = rng.randrange(4)
     for i, (key, file) in enumerate(names.items()):
         model = stored({key: noise("F32", (2, 32))})
-        if i == which:
+        if i == mutated:
             model = model.changed(rng)
         files[file] = model.raw(rng)
-    for _ in range(rng.choice(CHANGES) if which > 1 else 0):
+    for _ in range(rng.choice(CHANGES) if mutated > 1 else 0):
         document = changed_tree(rng, document)
     main = f"m{checkpoints.INDEX}"
     files[main] = finished(rng, json_bytes(rng, document))
@@ -229,18 +229,18 @@ def packed_seeds() -> list[tuple[Safetensors, object]]:
     eight = {"qweight": noise("I32", (16, 16)), "qzeros": noise("I32", (2, 4)), "scales": noise("F32", (2, 16))}
     three = {"qweight": noise("I32", (6, 32)), "qzeros": noise("I32", (2, 3)), "scales": noise("F16", (2, 32))}
     middle = ("I32", (2, 2), b"\x77" * 16)
-    one = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq", "desc_act": False}
+    base = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq", "desc_act": False}
     cases = [
         (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
-        (gptq | {"g_idx": order}, one), (gptq | {"g_idx": spread}, {**one, "desc_act": True}),
-        (gptq | {"qzeros": middle}, {**one, "sym": True, "checkpoint_format": "gptq"}),
-        (eight, {**one, "bits": 8, "checkpoint_format": "gptq_v2"}), (three, {**one, "bits": 3}),
+        (gptq | {"g_idx": order}, base), (gptq | {"g_idx": spread}, {**base, "desc_act": True}),
+        (gptq | {"qzeros": middle}, {**base, "sym": True, "checkpoint_format": "gptq"}),
+        (eight, {**base, "bits": 8, "checkpoint_format": "gptq_v2"}), (three, {**base, "bits": 3}),
         (awq | {"qzeros": noise("I32", (1, 2)), "scales": noise("F32", (1, 16))}, {"w_bit": 4, "q_group_size": -1}),
     ]  # fmt: skip
     seeds: list[tuple[Safetensors, object]] = []
-    for parts, said in cases:
+    for parts, section in cases:
         arrays = {f"layer.{part}": tensor for part, tensor in parts.items()} | {"norm.weight": noise("F16", (16,))}
-        document = {"model_type": "llama", "quantization_config": said}
+        document = {"model_type": "llama", "quantization_config": section}
         seeds.append((stored(arrays), tree(json.dumps(document))))
     for kind, scale, block in (("F32", (1, 1), [128, 128]), ("BF16", (2, 2), [2, 32]), ("F16", (4, 1), None)):
         fp8 = {"l.weight": noise("F8_E4M3", (4, 64)), "l.weight_scale_inv": noise(kind, scale)}
@@ -261,8 +261,8 @@ def draw_packed(rng: Random) -> tuple[Files, str]:
     where = rng.choice(("config.json",) * 8 + checkpoints.CONFIGS)
     files = {"m.safetensors": finished(rng, model.raw(rng)), where: finished(rng, json_bytes(rng, config))}
     if rng.random() < 0.1:
-        said = dict(packed_seeds()[1][1])["quantization_config"]  # type: ignore[call-overload]
-        files[rng.choice(checkpoints.CONFIGS)] = json_bytes(rng, changed_tree(rng, said))
+        section = dict(packed_seeds()[1][1])["quantization_config"]  # type: ignore[call-overload]
+        files[rng.choice(checkpoints.CONFIGS)] = json_bytes(rng, changed_tree(rng, section))
     return files, "m.safetensors"
 
 
@@ -271,7 +271,7 @@ def draw_packed(rng: Random) -> tuple[Files, str]:
 
 @cache
 def npy_seeds() -> list[Npy]:
-    """Arrays of some types and axes."""
+    """Arrays of several types and numbers of axes."""
     seeds = []
     for dtype, shape in (
         ("<f4", (2, 3)),
@@ -298,7 +298,7 @@ def draw_npz(rng: Random) -> tuple[Files, str]:
     """An archive."""
     arrays = rng.sample(npy_seeds(), 3)
     model = Npz(
-        [(key, each, rng.random() < 0.5) for key, each in zip((b"a.npy", b"b.npy", b"c.npy"), arrays, strict=True)]
+        [(key, array, rng.random() < 0.5) for key, array in zip((b"a.npy", b"b.npy", b"c.npy"), arrays, strict=True)]
     )
     for _ in range(rng.choice(CHANGES)):
         model = model.changed(rng)
@@ -311,7 +311,7 @@ def draw_imatrix(rng: Random) -> tuple[Files, str]:
 
 
 def draw_legacy(rng: Random) -> tuple[Files, str]:
-    """An importance matrix of the old kind, each number of which may be another."""
+    """An importance matrix in the old format, in which each number may be changed."""
 
     def field(value: int) -> bytes:
         return struct.pack("<I", (number(rng, value) if rng.random() < 0.08 else value) % 2**32)

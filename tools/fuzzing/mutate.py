@@ -1,7 +1,7 @@
-"""Changes to files that know what a file is made of: fields, records, trees of JSON, members of archives.
+"""Mutations that follow the structure of files: fields, records, JSON trees, members of archives.
 
-Every function takes a random.Random first and returns something new. Most changes are small, so that what lies behind
-them is read too, and many files stay valid.
+Each function accepts a random.Random first and returns a new value. Most mutations are small, so that readers get past
+them and many files stay valid.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORDS = (
 
 
 def number(rng: Random, old: int = 0) -> int:
-    """A number that may matter: an edge, or close to the old one."""
+    """A number that may be critical: an edge, or close to the old number."""
     if rng.random() < 0.5:
         return rng.choice(EDGES)
     return rng.choice((old + 1, old - 1, old * 2, old // 2, -old, old + 8, old + 32, old ^ 1 << rng.randrange(64)))
@@ -43,7 +43,7 @@ def packed(rng: Random, code: str, old: int = 0) -> bytes:
 
 
 def name(rng: Random, old: bytes, others: list[bytes]) -> bytes:
-    """Another name: one that is taken, one that is odd, or a small change."""
+    """Another name: an existing one, an odd one, or a small change."""
     pick = rng.random()
     if pick < 0.3 and others:
         return rng.choice(others)
@@ -53,52 +53,52 @@ def name(rng: Random, old: bytes, others: list[bytes]) -> bytes:
 
 
 def junk(rng: Random, raw: bytes) -> bytes:
-    """Some bytes changed, put in, taken out, repeated; or the end cut off."""
+    """Change, insert, remove or repeat some bytes, or cut off the end."""
     if not raw:
         return rng.randbytes(rng.randrange(4))
-    at = rng.randrange(len(raw))
-    size = min(rng.choice((1, 1, 1, 2, 4, 8, rng.randrange(1, 64))), len(raw) - at)
+    start = rng.randrange(len(raw))
+    size = min(rng.choice((1, 1, 1, 2, 4, 8, rng.randrange(1, 64))), len(raw) - start)
     pick = rng.randrange(9)
     if pick == 0:
-        return raw[:at]
+        return raw[:start]
     if pick == 1:
-        return raw[:at] + raw[at + size :]
+        return raw[:start] + raw[start + size :]
     if pick == 2:
-        return raw[: at + size] + raw[at:]
+        return raw[: start + size] + raw[start:]
     if pick == 3:
-        return raw[:at] + rng.randbytes(size) + raw[at:]
+        return raw[:start] + rng.randbytes(size) + raw[start:]
     if pick == 4:
-        return raw[:at] + packed(rng, rng.choice("BHIQ")) + raw[at:]
+        return raw[:start] + packed(rng, rng.choice("BHIQ")) + raw[start:]
     if pick == 5:
         other = rng.randrange(len(raw))
-        return raw[:at] + raw[other : other + size] + raw[at + size :]
+        return raw[:start] + raw[other : other + size] + raw[start + size :]
     if pick == 6:
         code = rng.choice("BHIQ")
         width = WIDTHS[code] // 8
-        old = int.from_bytes(raw[at : at + width], "little")
-        return raw[:at] + packed(rng, code, old) + raw[at + width :]
+        old = int.from_bytes(raw[start : start + width], "little")
+        return raw[:start] + packed(rng, code, old) + raw[start + width :]
     if pick == 7:
-        return raw[:at] + bytes([raw[at] ^ 1 << rng.randrange(8)]) + raw[at + 1 :]
+        return raw[:start] + bytes([raw[start] ^ 1 << rng.randrange(8)]) + raw[start + 1 :]
     return (
-        raw[:at]
+        raw[:start]
         + rng.choice((b"\0", b"\xff", b" ", b"0", b"9", b"-", b'"', b",", b"{", b"[", b"}")) * size
-        + raw[at + size :]
+        + raw[start + size :]
     )
 
 
 def shuffled(rng: Random, records: list[Any]) -> list[Any]:
-    """A list with one of its records left out, repeated or moved."""
+    """A copy of a list with one record removed, repeated or moved."""
     if not records:
         return records
     records = list(records)
-    at = rng.randrange(len(records))
+    index = rng.randrange(len(records))
     pick = rng.randrange(3)
     if pick == 0:
-        del records[at]
+        del records[index]
     elif pick == 1:
-        records.insert(rng.randrange(len(records) + 1), records[at])
+        records.insert(rng.randrange(len(records) + 1), records[index])
     else:
-        records.insert(rng.randrange(len(records)), records.pop(at))
+        records.insert(rng.randrange(len(records)), records.pop(index))
     return records
 
 
@@ -106,11 +106,11 @@ def shuffled(rng: Random, records: list[Any]) -> list[Any]:
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object of JSON, in which names may come twice."""
+    """A JSON object in which names may be repeated."""
 
 
 class Raw(str):
-    """JSON as it stands."""
+    """JSON text that is written unchanged."""
 
 
 RAW = (
@@ -132,7 +132,7 @@ RAW = (
 
 
 def tree(text: str) -> Any:
-    """JSON as a tree that can be changed."""
+    """Parse JSON into a tree that can be changed."""
     return json.loads(text, object_pairs_hook=Pairs)
 
 
@@ -158,18 +158,18 @@ def changed_tree(rng: Random, node: Any) -> Any:
     if isinstance(node, list) and node and rng.random() < 0.85:
         if rng.random() < 0.12:
             return type(node)(shuffled(rng, node))
-        at = rng.randrange(len(node))
+        index = rng.randrange(len(node))
         copy = type(node)(node)
         if isinstance(node, Pairs):
-            key, value = node[at]
+            key, value = node[index]
             if rng.random() < 0.15:
                 others = [other for other, _ in node]
                 key = rng.choice((*others, *WORDS, rng.choice(NAMES).decode("utf-8", "replace")))
             else:
                 value = changed_tree(rng, value)
-            copy[at] = key, value
+            copy[index] = key, value
         else:
-            copy[at] = changed_tree(rng, node[at])
+            copy[index] = changed_tree(rng, node[index])
         return copy
     pick = rng.randrange(8)
     if isinstance(node, int) and pick < 4:
@@ -180,7 +180,7 @@ def changed_tree(rng: Random, node: Any) -> Any:
 
 
 def json_bytes(rng: Random, node: Any) -> bytes:
-    """A tree as bytes; lone surrogates as UTF-8 would have them."""
+    """A tree as bytes; lone surrogates are encoded as UTF-8 would encode them."""
     return dumped(rng, node).encode("utf-8", "surrogatepass")
 
 

@@ -26,7 +26,7 @@ class Npy:
         self.version, self.header, self.data = version, header, data
 
     def changed(self, rng: Random) -> Npy:
-        """A copy with one token of the header or one thing else changed."""
+        """A copy with one token of the header or another part changed."""
         pick = rng.random()
         if pick < 0.1:
             return Npy(rng.choice((0, 1, 2, 3, 4)), self.header, self.data)
@@ -61,15 +61,15 @@ class Npz:
             return Npz(shuffled(rng, self.members), self.changes)
         if pick < 0.5 and self.members:
             members = list(self.members)
-            at = rng.randrange(len(members))
-            key, array, deflated = members[at]
+            index = rng.randrange(len(members))
+            key, array, deflated = members[index]
             if pick < 0.25:
                 key = name(rng, key, [other for other, *_ in members]) + rng.choice((b".npy", b".npy", b""))
             elif pick < 0.45:
                 array = array.changed(rng)
             else:
                 deflated = not deflated
-            members[at] = key, array, deflated
+            members[index] = key, array, deflated
             return Npz(members, self.changes)
         record = rng.randrange(2 * len(self.members) + 1)
         return Npz(self.members, (*self.changes, (record, rng.randrange(17), rng.choice((None, number(rng))))))
@@ -113,7 +113,7 @@ class Npz:
 
 def _fields(codes: str, values: list[int], changes: list[Any], record: int) -> bytes:
     flat = re.sub(r"(\d)(\w)", lambda match: match[2] * int(match[1]), codes)
-    for which, field, value in changes:
-        if which == record and field < len(values):
+    for changed_record, field, value in changes:
+        if changed_record == record and field < len(values):
             values[field] = number(value, values[field]) if isinstance(value, Random) else value
     return struct.pack(f"<{flat}", *(value % (1 << WIDTHS[code]) for code, value in zip(flat, values, strict=True)))

@@ -1,7 +1,7 @@
-"""What a file must be to be read: slow, strict, and written from the formats, not from qgemm.
+"""The rules for readable files: slow, strict, and written from the specifications, without importing qgemm.
 
-Each function raises Invalid for what must be refused, and Unsure for what this reference does not decide; otherwise it
-returns what the file holds. Files are bytes by name; nothing of qgemm is imported.
+Each function raises Invalid for files that must be refused, and Unsure for files that this reference does not judge;
+otherwise it returns the content. Files are bytes by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES
 
 Files = dict[str, bytes]
-Tensor = tuple[str, tuple[int, ...], bytes]  # of a checkpoint: its type, its shape, its data
+Tensor = tuple[str, tuple[int, ...], bytes]  # a tensor of a checkpoint: type, shape, data
 
 
 class Invalid(Exception):
@@ -25,7 +25,7 @@ class Invalid(Exception):
 
 
 class Unsure(Exception):
-    """This reference cannot tell."""
+    """This reference cannot judge the file."""
 
 
 def need(holds: object, rule: str) -> None:
@@ -35,7 +35,7 @@ def need(holds: object, rule: str) -> None:
 
 
 def utf8(raw: bytes) -> str:
-    """Text of UTF-8."""
+    """Decode UTF-8."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -53,20 +53,20 @@ I8, I32, F32, F16 = 24, 26, 0, 1
 SIZES = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()} | {
     9: (32, 36),
     42: (64, 18),
-}  # Q8_1, where the package errs; Q2_0
+}  # Q8_1, for which the package has a wrong size; Q2_0
 
 
 class Cursor:
-    """Bytes read one thing after the other."""
+    """A position in bytes that are read in order."""
 
     def __init__(self, raw: bytes) -> None:
-        self.raw, self.at = raw, 0
+        self.raw, self.position = raw, 0
 
     def take(self, size: int) -> bytes:
-        """The next bytes, which there must be."""
-        need(0 <= size <= len(self.raw) - self.at, "ends too early")
-        self.at += size
-        return self.raw[self.at - size : self.at]
+        """The next `size` bytes; Invalid if there are fewer."""
+        need(0 <= size <= len(self.raw) - self.position, "ends too early")
+        self.position += size
+        return self.raw[self.position - size : self.position]
 
     def number(self, code: str) -> Any:
         """The next number."""
@@ -78,7 +78,7 @@ class Cursor:
 
 
 def gguf_value(cursor: Cursor, kind: int, nested: bool = False) -> Any:
-    """A value of a key: bytes of a string, a number, a list."""
+    """A value of a key: bytes of a string, a number or a list."""
     if kind == STRING:
         return cursor.string()
     if kind == ARRAY:
@@ -96,7 +96,7 @@ def gguf_value(cursor: Cursor, kind: int, nested: bool = False) -> Any:
 
 
 class Gguf:
-    """What one .gguf file says: keys as (type, value), tensors as (type, shape slowest first, bytes)."""
+    """The content of a .gguf file: keys as (type, value), tensors as (type, shape slowest first, bytes)."""
 
     def __init__(self, raw: bytes) -> None:
         cursor = Cursor(raw)
@@ -117,11 +117,11 @@ class Gguf:
         self.alignment = alignment[1]
         listed = [self._tensor(cursor) for _ in range(tensors)]
         need(len({name for name, *_ in listed}) == len(listed), "a tensor twice")
-        self.head = cursor.at
-        start = -(-cursor.at // self.alignment) * self.alignment
+        self.head = cursor.position
+        start = -(-cursor.position // self.alignment) * self.alignment
         self.tensors: dict[str, tuple[int, tuple[int, ...], bytes]] = {}
         end = 0
-        for *_, offset, size in sorted(listed, key=lambda each: each[3]):
+        for *_, offset, size in sorted(listed, key=lambda entry: entry[3]):
             need(offset % self.alignment == 0 and offset >= end, "offset")
             end = offset + size
             need(start + end <= len(raw), "data beyond the end")
@@ -221,7 +221,7 @@ def imatrix(files: Files, main: str) -> None:
                 calls, count = cursor.number("<i"), cursor.number("<i")
                 means[name] = np.frombuffer(cursor.take(4 * count), "<f4") / np.float32(max(calls, 1))
         need(means, "no entries")
-        need(all(np.isfinite(each).all() and (each >= 0).all() for each in means.values()), "not an importance")
+        need(all(np.isfinite(mean).all() and (mean >= 0).all() for mean in means.values()), "not an importance")
 
 
 # ---------------------------------------------------------------- .npy and .npz
@@ -231,7 +231,7 @@ TOKEN = re.compile(r"""[ \t\r\n]*(?:'[^'"\\]*'|"[^'"\\]*"|[A-Za-z_]+|[0-9]+L?|.)
 
 
 def npy(raw: bytes) -> tuple[str, tuple[int, ...], bytes]:
-    """An array: its type without the byte order, its shape, its data."""
+    """An array: type without byte order, shape, data."""
     need(raw[:6] == b"\x93NUMPY" and raw[6:8] in (b"\1\0", b"\2\0", b"\3\0"), "magic")
     cursor = Cursor(raw)
     cursor.take(8)
@@ -241,34 +241,34 @@ def npy(raw: bytes) -> tuple[str, tuple[int, ...], bytes]:
     tokens = [match[0].strip(" \t\r\n") for match in TOKEN.finditer(header) if match[0].strip(" \t\r\n")]
     need(tokens[:1] == ["{"] and tokens[-1:] == ["}"], "no dict")
     tokens = tokens[1:-1]
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     while tokens:
         need(len(tokens) >= 3 and tokens[0][:1] in "'\"" and tokens[1] == ":", "no key")
         key, value, tokens = tokens[0][1:-1], tokens[2], tokens[3:]
-        need(key not in found, "a key twice")
+        need(key not in fields, "a key twice")
         if value in ("True", "False"):
-            found[key] = value == "True"
+            fields[key] = value == "True"
         elif value[:1] in ("'", '"'):
-            found[key] = value[1:-1]
+            fields[key] = value[1:-1]
         else:
             need(value == "(" and ")" in tokens, "no value")
             end = tokens.index(")")
             inner, tokens = tokens[:end], tokens[end + 1 :]
             need(len(inner) != 1, "a number in parentheses")
-            need(all(each == "," for each in inner[1::2]), "no commas")
-            numbers = [each.removesuffix("L") for each in inner[::2]]
-            need(all(re.fullmatch("0|[1-9][0-9]{0,18}", each) for each in numbers), "no numbers")
-            found[key] = tuple(map(int, numbers))
+            need(all(comma == "," for comma in inner[1::2]), "no commas")
+            numbers = [digits.removesuffix("L") for digits in inner[::2]]
+            need(all(re.fullmatch("0|[1-9][0-9]{0,18}", digits) for digits in numbers), "no numbers")
+            fields[key] = tuple(map(int, numbers))
         if tokens:
             need(tokens[0] == ",", "no comma")
             tokens = tokens[1:]
-    need(found.keys() == {"descr", "fortran_order", "shape"}, "other keys")
-    descr, shape = found["descr"], found["shape"]
-    need(isinstance(descr, str) and isinstance(found["fortran_order"], bool) and isinstance(shape, tuple), "types")
+    need(fields.keys() == {"descr", "fortran_order", "shape"}, "other keys")
+    descr, shape = fields["descr"], fields["shape"]
+    need(isinstance(descr, str) and isinstance(fields["fortran_order"], bool) and isinstance(shape, tuple), "types")
     need(re.fullmatch(r"[<>|]?[a-z][0-9]", descr) and descr[-2:] in NPY_TYPES, "no type of weights")
     need(len(shape) <= 64 and all(n < 2**63 for n in shape), "shape")
-    need(not found["fortran_order"] or len(shape) < 2, "Fortran order")
-    data = raw[cursor.at :]
+    need(not fields["fortran_order"] or len(shape) < 2, "Fortran order")
+    data = raw[cursor.position :]
     need(prod(shape) * NPY_TYPES[descr[-2:]] == len(data), "other data")
     return descr[-2:], shape, data
 
@@ -276,49 +276,49 @@ def npy(raw: bytes) -> tuple[str, tuple[int, ...], bytes]:
 def npz(raw: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """The arrays of an archive."""
     ends = [
-        at for at in range(max(0, len(raw) - 65557), len(raw) - 21)
-        if raw[at : at + 4] == b"PK\5\6" and at + 22 + struct.unpack_from("<H", raw, at + 20)[0] == len(raw)
+        i for i in range(max(0, len(raw) - 65557), len(raw) - 21)
+        if raw[i : i + 4] == b"PK\5\6" and i + 22 + struct.unpack_from("<H", raw, i + 20)[0] == len(raw)
     ]  # fmt: skip
     need(ends, "no end")
     end = ends[-1]
     disk, first, here, count, size, start = struct.unpack_from("<4H2I", raw, end + 4)
     if end >= 20 and raw[end - 20 : end - 16] == b"PK\6\7":
-        at = struct.unpack_from("<Q", raw, end - 12)[0]
-        need(at + 76 == end and raw[at : at + 4] == b"PK\6\6", "end of a large archive")
-        disk, first, here, count, size, start = struct.unpack_from("<2I4Q", raw, at + 16)
-        end = at
+        i = struct.unpack_from("<Q", raw, end - 12)[0]
+        need(i + 76 == end and raw[i : i + 4] == b"PK\6\6", "end of a large archive")
+        disk, first, here, count, size, start = struct.unpack_from("<2I4Q", raw, i + 16)
+        end = i
     need((disk, first, here) == (0, 0, count) and start + size == end, "directory")
     cursor = Cursor(raw[:end])
-    cursor.at = start
+    cursor.position = start
     need(count * 46 <= size, "count")
-    found, taken = {}, [(start, start)]
+    arrays, ranges = {}, [(start, start)]
     for _ in range(count):
         name, array, place = zip_member(raw, cursor)
-        need(name.endswith(".npy") and name not in found, "name")
-        taken.append(place)
-        found[name] = npy(array)
-    need(cursor.at == end, "behind the directory")
-    taken.sort()
-    need(all(a[1] <= b[0] for a, b in pairwise(taken)), "members overlap")
-    return found
+        need(name.endswith(".npy") and name not in arrays, "name")
+        ranges.append(place)
+        arrays[name] = npy(array)
+    need(cursor.position == end, "after the directory")
+    ranges.sort()
+    need(all(a[1] <= b[0] for a, b in pairwise(ranges)), "members overlap")
+    return arrays
 
 
 def zip_member(raw: bytes, cursor: Cursor) -> tuple[str, bytes, tuple[int, int]]:
-    """A member by the next entry of a directory: its name, its data, and where header and data are."""
+    """The member of the next directory entry: name, data, range of header and data in the file."""
     need(cursor.take(4) == b"PK\1\2", "entry")
     _, _, flags, method, _, _, crc, packed, size, *lengths, _, _, _, header = (
         cursor.number(f"<{code}") for code in "HHHHHHIIIHHHHHII"
     )
     bare, extra, _ = (cursor.take(length) for length in lengths)
     name = utf8(bare) if flags & 2048 else bare.decode("cp437")
-    at = 0
-    while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<2H", extra, at)
-        if kind == 1 and at + 4 + length <= len(extra):
-            wide = [struct.unpack_from("<Q", extra, at + 4 + 8 * i)[0] for i in range(length // 8)]
+    offset = 0
+    while offset + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, offset)
+        if kind == 1 and offset + 4 + length <= len(extra):
+            wide = [struct.unpack_from("<Q", extra, offset + 4 + 8 * i)[0] for i in range(length // 8)]
             size, packed, header = (wide.pop(0) if n == 0xFFFFFFFF and wide else n for n in (size, packed, header))
             break
-        at += 4 + length
+        offset += 4 + length
     need(not flags & 1 and method in (0, 8) and b"\0" not in bare, "kind of member")
     local = Cursor(raw)
     local.take(min(header, len(raw)))
@@ -326,7 +326,7 @@ def zip_member(raw: bytes, cursor: Cursor) -> tuple[str, bytes, tuple[int, int]]
     local.take(22)
     length, others = local.number("<H"), local.number("<H")
     need(length == len(bare) and local.take(length) == bare, "name in the local header")
-    local.at += others
+    local.position += others
     data = local.take(packed)
     if method == 0:
         need(packed == size, "size of a stored member")
@@ -339,4 +339,4 @@ def zip_member(raw: bytes, cursor: Cursor) -> tuple[str, bytes, tuple[int, int]]
             raise Invalid("deflate") from None
         need(unpack.eof and not unpack.unused_data, "another end")
         need((len(data), zlib.crc32(data)) == (size, crc), "size or checksum")
-    return name, data, (header, local.at)
+    return name, data, (header, local.position)

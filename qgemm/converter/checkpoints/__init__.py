@@ -1,1 +1,1 @@
-"""Checkpoints of other libraries in safetensors: a module a layout, each of which reads its matrices as Weights."""
+"""Checkpoints of other libraries in safetensors: one module per layout, which reads its matrices as Weights."""

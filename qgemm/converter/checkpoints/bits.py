@@ -1,6 +1,6 @@
-"""Codes of 1 to 8 bits as a stream in words of 32: code i at bit i * bits, lowest bits first, over words' ends.
+"""Codes of 1 to 8 bits in a stream of 32-bit words: code i starts at bit i * bits, lowest bits first.
 
-GPTQ and compressed-tensors pack all widths so; of 1, 2, 4 and 8 bits no code is cut by the end of a word.
+GPTQ and compressed-tensors pack all widths this way; codes of 3, 5, 6 and 7 bits may cross the end of a word.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from qgemm.codec.packing import Bytes, Words, as_bytes, unpack_slots
 WORD = 32
 
 
-def words_of(count: int, bits: int) -> int:
-    """The words that so many codes take."""
+def word_count(count: int, bits: int) -> int:
+    """The words that hold `count` codes."""
     return -(-count * bits // WORD)
 
 
-def unpacked(words: Words, bits: int, count: int) -> Bytes:
+def unpack_codes(words: Words, bits: int, count: int) -> Bytes:
     """Words [n, w] -> the first `count` codes of each row, [n, count]."""
-    if 8 % bits == 0:  # no code is cut by the end of a byte: 5x faster
+    if 8 % bits == 0:  # codes do not cross bytes: 5x faster
         return unpack_slots(as_bytes(words), bits)[:, :count]
-    period, used = WORD // gcd(WORD, bits), bits // gcd(WORD, bits)  # codes, and the words that they fill
+    period, used = WORD // gcd(WORD, bits), bits // gcd(WORD, bits)  # codes per run, and the words of a run
     runs = -(-count // period)
     if runs * used > words.shape[1]:
         words = np.pad(words, ((0, 0), (0, runs * used - words.shape[1])))
@@ -32,15 +32,15 @@ def unpacked(words: Words, bits: int, count: int) -> Bytes:
     codes = np.empty((len(words), runs, period), np.uint8)
     for i in range(period):
         word, bit = divmod(i * bits, WORD)
-        found = run[..., word] >> np.uint32(bit)
+        code = run[..., word] >> np.uint32(bit)
         if bit + bits > WORD:
-            found = found | run[..., word + 1] << np.uint32(WORD - bit)
-        codes[..., i] = found & np.uint32(2**bits - 1)
+            code = code | run[..., word + 1] << np.uint32(WORD - bit)
+        codes[..., i] = code & np.uint32(2**bits - 1)
     return codes.reshape(len(words), -1)[:, :count]
 
 
-def packed(codes: Bytes, bits: int) -> Words:
-    """Codes [n, count] -> words [n, w], the bits behind the last code zero; the inverse of `unpacked`."""
+def pack_codes(codes: Bytes, bits: int) -> Words:
+    """Codes [n, count] -> words [n, w], padded with zero bits; the inverse of `unpack_codes`."""
     period, used = WORD // gcd(WORD, bits), bits // gcd(WORD, bits)
     runs = -(-codes.shape[1] // period)
     padded: NDArray[np.uint32] = np.zeros((len(codes), runs * period), np.uint32)
@@ -52,4 +52,4 @@ def packed(codes: Bytes, bits: int) -> Words:
         words[..., word] |= run[..., i] << np.uint32(bit)
         if bit + bits > WORD:
             words[..., word + 1] |= run[..., i] >> np.uint32(WORD - bit)
-    return words.reshape(len(codes), -1)[:, : words_of(codes.shape[1], bits)]
+    return words.reshape(len(codes), -1)[:, : word_count(codes.shape[1], bits)]

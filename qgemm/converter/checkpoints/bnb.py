@@ -1,13 +1,13 @@
-"""Checkpoints of bitsandbytes in four bits: W [N, K] as codes of a codebook of 16, with an absmax for each 64 or so.
+"""Checkpoints of bitsandbytes in four bits: W [N, K] as codes of a codebook of 16 levels, with one absmax per block.
 
     NAME                                uint8 [N K / 2, 1]  byte j: the code of weight 2 j in the high nibble, of
                                                             2 j + 1 in the low; these bytes as any type
     NAME.absmax                         float32 [N K / B]   in order of the weights, row by row
     NAME.quant_map                      float32 [16]        the level of each code
-    NAME.quant_state.bitsandbytes__nf4  uint8               JSON: blocksize B, shape, and of double quantization
+    NAME.quant_state.bitsandbytes__nf4  uint8               JSON: blocksize B, shape, and for double quantization
                                                             nested_blocksize, nested_offset
-    NAME.nested_absmax, .nested_quant_map                   of double quantization: absmax is uint8 then, and stands for
-                                                            nested_quant_map[code] * nested_absmax[block] + offset
+    NAME.nested_absmax, .nested_quant_map                   for double quantization: absmax is uint8 then, and decodes
+                                                            as nested_quant_map[code] * nested_absmax[block] + offset
 
 W = quant_map[code] * absmax in float32.
 """
@@ -30,20 +30,20 @@ from qgemm.formats.kbit import WEIGHTS, kbit_float32
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight
 from .methods import BitsAndBytes
 
 STATE = ".quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")
 ENDS = ("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
-BLOCKSIZES = tuple(2**i for i in range(5, 13))  # that the library has
+BLOCKSIZES = tuple(2**i for i in range(5, 13))  # those of the library
 LONGEST_STATE = 4096  # bytes of JSON
 
 
 def matrices(path: str, stored: Mapping[str, Stored], method: BitsAndBytes) -> tuple[dict[str, Weight], set[str]]:
     """The matrices of a checkpoint, by the name of their codes, and the names of all parts."""
-    found: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}
     parts: set[str] = set()
     for state in stored:
         name, mark, kind = state.partition(STATE)
@@ -52,9 +52,9 @@ def matrices(path: str, stored: Mapping[str, Stored], method: BitsAndBytes) -> t
         matrix = _Matrix(name, kind, stored)
         if method.kind not in (None, kind):
             matrix.refuse(f"is {kind}, though bnb_4bit_quant_type is {method.kind}")
-        found[name] = matrix.weight()
+        weights[name] = matrix.weight()
         parts |= {state, *(name + end for end in ENDS)}
-    return found, parts
+    return weights, parts
 
 
 class _Matrix:
@@ -70,7 +70,7 @@ class _Matrix:
         if type(size) is not int or size not in BLOCKSIZES:
             self.refuse(f"quant_state: a blocksize of {shown(str(size))} is not read")
         sizes = shape if isinstance(shape, list) else []
-        if len(sizes) != 2 or not all(type(each) is int and 0 < each < 2**31 for each in sizes):
+        if len(sizes) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in sizes):
             self.refuse(f"quant_state: shape {shown(str(shape))} is not that of a matrix")
         if state.get("quant_type") != kind:
             self.refuse(f"quant_state: quant_type {shown(str(state.get('quant_type')))} is not {kind}")
@@ -84,44 +84,46 @@ class _Matrix:
         self.codebook: Floats = book.file.read(book.entry, 0, 16)
         if not np.isfinite(self.codebook).all():
             self.refuse("quant_map holds NaN or infinity")
-        self.absmax = self._absmax(state)  # of blocks from one to another
+        self.absmax = self._absmax(state)  # (first block, last block) -> their absmax
 
     def refuse(self, rule: str) -> NoReturn:
         """Raise the error of this matrix."""
         raise CheckpointError(f"{shown_path(self.state_part.file.path)}: tensor {shown(self.name)}: {rule}")
 
-    def part(self, end: str, wanted: tuple[str, int] | None) -> Stored:
-        """A part, of a type and a number of elements; of codes the type is any."""
-        found = self.stored.get(self.name + end)
-        if found is None:
+    def part(self, end: str, expected: tuple[str, int] | None) -> Stored:
+        """A part; CheckpointError unless it has the expected type and number of elements. None: codes, of any type."""
+        stored = self.stored.get(self.name + end)
+        if stored is None:
             self.refuse(f"there is no {end.removeprefix('.') or 'tensor of codes'}")
-        kind, count = found.entry.type, prod(found.entry.shape)
-        if wanted is not None and (kind, count) != wanted:
-            self.refuse(f"{end.removeprefix('.')} is {kind} {list(found.entry.shape)}, not {wanted[0]} [{wanted[1]}]")
-        return found
+        kind, count = stored.entry.type, prod(stored.entry.shape)
+        if expected is not None and (kind, count) != expected:
+            self.refuse(
+                f"{end.removeprefix('.')} is {kind} {list(stored.entry.shape)}, not {expected[0]} [{expected[1]}]"
+            )
+        return stored
 
     def _state(self) -> dict[str, Any]:
         file, entry = self.state_part
         if entry.type != "U8" or entry.nbytes > LONGEST_STATE:
             self.refuse(f"quant_state is {entry.type} {list(entry.shape)}, not the bytes of a short JSON object")
         try:
-            found = json.loads(file.read(entry, 0, entry.nbytes).tobytes().decode("utf-8"))
+            state = json.loads(file.read(entry, 0, entry.nbytes).tobytes().decode("utf-8"))
         except (ValueError, RecursionError) as error:
             self.refuse(f"quant_state: {error}")
-        if not isinstance(found, dict):
+        if not isinstance(state, dict):
             self.refuse("quant_state is not a JSON object")
-        return found
+        return state
 
     def _absmax(self, state: Mapping[str, Any]) -> Callable[[int, int], Floats]:
-        """A function of the first and the last block: their absmax; of double quantization a product, then a sum."""
+        """A function (first block, last block) -> absmax, which decodes double quantization."""
         nested = self.name + ".nested_absmax" in self.stored
         part = self.part(".absmax", ("U8" if nested else "F32", self.blocks))
         if not nested:
             return partial(part.file.read, part.entry)
         size, offset = state.get("nested_blocksize"), state.get("nested_offset")
         if type(size) is not int or not 0 < size < 2**31 or type(offset) not in (int, float):
-            said = f"nested_blocksize {shown(str(size))}, nested_offset {shown(str(offset))}"
-            self.refuse(f"quant_state: {said} are not numbers of double quantization")
+            values = f"nested_blocksize {shown(str(size))}, nested_offset {shown(str(offset))}"
+            self.refuse(f"quant_state: {values} are not numbers of double quantization")
         outer = self.part(".nested_absmax", ("F32", -(-self.blocks // size)))
         book = self.part(".nested_quant_map", ("F32", 256))
         levels: Floats = book.file.read(book.entry, 0, 256)
@@ -129,14 +131,14 @@ class _Matrix:
         def read(start: int, stop: int) -> Floats:
             codes, first = part.file.read(part.entry, start, stop), start // size
             scales = outer.file.read(outer.entry, first, -(-stop // size))[np.arange(start, stop) // size - first]
-            with np.errstate(all="ignore"):  # whatever the file holds is data
-                found: Floats = levels[codes] * scales + np.float32(offset)
-            return found
+            with np.errstate(all="ignore"):  # the file may hold any bits
+                absmax: Floats = levels[codes] * scales + np.float32(offset)
+            return absmax
 
         return read
 
     def _codes(self, start: int, stop: int) -> Bytes:
-        """Codes of weights start to stop, even numbers."""
+        """Codes of weights start to stop, both even."""
         size = self.codes.entry.dtype.itemsize
         first, last = start // 2 // size, -(-stop // 2 // size)
         raw = self.codes.file.read(self.codes.entry, first, last).view(np.uint8)
@@ -148,11 +150,11 @@ class _Matrix:
         first, last = start // self.blocksize, -(-stop // self.blocksize)
         absmax = self.absmax(first, last)[np.arange(start, stop) // self.blocksize - first]
         with np.errstate(all="ignore"):  # scales may be anything
-            found: Floats = np.multiply(self.codebook[self._codes(start, stop)], absmax, dtype=np.float32)
-        return found
+            weights: Floats = np.multiply(self.codebook[self._codes(start, stop)], absmax, dtype=np.float32)
+        return weights
 
     def native(self) -> Packed:
-        """Blocks of 32 codes with the codebook, and an absmax in float32."""
+        """Blocks of 32 codes with the codebook and a float32 absmax."""
         if self.k % WEIGHTS:
             self.refuse(f"rows of {self.k} are no blocks of {WEIGHTS}")
         fmt = kbit_float32(4, self.codebook)
@@ -164,7 +166,7 @@ class _Matrix:
         return Tensor(fmt, (self.n, self.k), blocks.reshape(self.n, -1), self.name)
 
     def weight(self) -> Weight:
-        """The matrix as any other."""
+        """The matrix as a Weight."""
         nbytes = self.codes.entry.nbytes + self.stored[f"{self.name}.absmax"].entry.nbytes
         return Weight(
             self.name, (self.n, self.k), self.kind.upper(), nbytes, 2 * self.codes.entry.dtype.itemsize,

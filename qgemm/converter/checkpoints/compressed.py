@@ -1,8 +1,8 @@
-"""Checkpoints of compressed-tensors: a matrix W [..., N, K] of a module as tensors called after its parts.
+"""Checkpoints of compressed-tensors: a matrix W [..., N, K] of a module as tensors named after its parts.
 
     pack-quantized                integers of 1 to 8 bits
-    weight_packed      int32   [N, K bits / 32]  code k at bit k * bits of a row, lowest bits first, over words' ends
-    weight_scale       float   [N, K / G]; [N, 1] of a row; [1] of the tensor
+    weight_packed      int32   [N, K bits / 32]  code k starts at bit k * bits of a row, lowest bits first
+    weight_scale       float   [N, K / G]; [N, 1] per row; [1] per tensor
     weight_zero_point  int32   [N bits / 32, K / G] packed along N, or int8 [N, K / G]; none where symmetric
     weight_shape       int64   [2]  N, K
     weight_g_idx       int32   [K]  the group of each column (act-order), -1 or absent where in order
@@ -11,7 +11,7 @@
     float-quantized               weight float8 (fp8.py)
     nvfp4-, mxfp4-pack-quantized  (fp4.py)
 
-Codes are unsigned, 2^(bits - 1) more than the integers they stand for, and so are zeros; W = (code - zero) * scale.
+Codes and zeros are stored unsigned, offset by 2^(bits - 1); W = (code - zero) * scale.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qgemm.codec.packing import Bytes
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight
 from . import bits as packing
 from . import fp4, fp8
@@ -40,7 +40,7 @@ INTEGERS = ("weight_packed", "weight", "weight_scale", "weight_zero_point", "wei
 
 def matrices(path: str, stored: Mapping[str, Stored], method: Compressed) -> tuple[dict[str, Weight], set[str]]:
     """The matrices of a checkpoint, by the name of their first part, and the names of all parts."""
-    found: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}
     parts: set[str] = set()
     for name, (_, entry) in stored.items():
         suffix = PACKED if name.endswith(PACKED) else PLAIN if name.endswith(PLAIN) else None
@@ -49,13 +49,13 @@ def matrices(path: str, stored: Mapping[str, Stored], method: Compressed) -> tup
         module = name.removesuffix(suffix)
         if suffix == PLAIN and (entry.type not in ("I8", *fp8.NUMBERS) or module + SCALE not in stored):
             continue
-        scheme = method.of(module)
+        scheme = method.for_module(module)
         if scheme is None:
             rule = "is quantized, though ignore or the targets of config_groups leave it out"
             raise CheckpointError(f"{shown_path(path)}: compressed-tensors module {shown(module)}: {rule}")
-        found[name], own = _matrix(module, name, stored, scheme)
-        parts |= own
-    return found, parts
+        weights[name], part_names = _matrix(module, name, stored, scheme)
+        parts |= part_names
+    return weights, parts
 
 
 def _matrix(module: str, name: str, stored: Mapping[str, Stored], scheme: Scheme) -> tuple[Weight, set[str]]:
@@ -69,7 +69,7 @@ def _matrix(module: str, name: str, stored: Mapping[str, Stored], scheme: Scheme
 
 
 class CompressedMatrix(GroupedMatrix):
-    """One matrix of integers: its parts checked against each other and against its scheme."""
+    """One matrix of integers: its parts, checked against each other and against its scheme."""
 
     method = "compressed-tensors"
 
@@ -89,19 +89,19 @@ class CompressedMatrix(GroupedMatrix):
         self.group = {-1: self.k, 0: self.k}.get(scheme.group, scheme.group)
         if self.k % self.group:
             raise self.refusal(f"rows of {self.k} weights are no groups of {self.group} (group_size)")
-        wanted = (self.n, self.k // self.group)
+        grid = (self.n, self.k // self.group)
         scale = self.parts["weight_scale"].entry
-        self.of_tensor = scheme.group == 0  # one scale for all
-        flat = (self.n,) if wanted[1] == 1 else wanted  # of a row each
-        fits = prod(scale.shape) == 1 if self.of_tensor else scale.shape in (wanted, flat)
+        self.one_scale = scheme.group == 0  # for the whole tensor
+        flat = (self.n,) if grid[1] == 1 else grid  # one scale per row
+        fits = prod(scale.shape) == 1 if self.one_scale else scale.shape in (grid, flat)
         if scale.type not in FLOATS or not fits:
-            raise self.refusal(f"weight_scale is {scale.type} {list(scale.shape)}, not {list(wanted)} floats")
+            raise self.refusal(f"weight_scale is {scale.type} {list(scale.shape)}, not {list(grid)} floats")
         self.zero_part = self._zero_part(scheme.symmetric)
         self.order = self._order()
         self.step = 1 if self.zero_part is None else packing.WORD // gcd(packing.WORD, self.bits)
 
     def _shape(self, stored: tuple[int, ...]) -> tuple[int, int]:
-        """N and K, of weight_shape or of whole words."""
+        """N and K, from weight_shape or from the codes' shape."""
         if not self.packed:
             return stored[0], stored[1]
         shape = self.parts.get("weight_shape")
@@ -110,23 +110,23 @@ class CompressedMatrix(GroupedMatrix):
         if shape.entry.type not in ("I64", "I32") or shape.entry.shape != (2,):
             raise self.refusal(f"weight_shape is {shape.entry.type} {list(shape.entry.shape)}, not I64 [2]")
         n, k = (int(size) for size in shape.file.read(shape.entry, 0, 2))
-        if n < 1 or k < 1 or stored != (n, packing.words_of(k, self.bits)):
+        if n < 1 or k < 1 or stored != (n, packing.word_count(k, self.bits)):
             raise self.refusal(f"weight_packed {list(stored)} is not {[n, k]} (weight_shape) in {self.bits} bits")
         return n, k
 
     def _zero_part(self, symmetric: bool) -> Stored | None:
-        """The tensor of the zeros, None where each is in the middle of the codes."""
+        """The tensor of the zeros, None where every zero is the middle code."""
         part = self.parts.get("weight_zero_point")
         if symmetric:
-            return None  # as its library, which drops those of symmetric weights
+            return None  # the library ignores zeros of symmetric weights
         if part is None:
             raise self.refusal("there is no weight_zero_point, though symmetric is false")
         groups = self.k // self.group
-        packed = ("I32", (packing.words_of(self.n, self.bits), groups))
+        packed = ("I32", (packing.word_count(self.n, self.bits), groups))
         plain = ("I8", (self.n, groups))
-        if self.of_tensor or (part.entry.type, part.entry.shape) not in (packed, plain):
-            found = f"{part.entry.type} {list(part.entry.shape)}"
-            raise self.refusal(f"weight_zero_point is {found}, neither I32 {list(packed[1])} nor I8 {list(plain[1])}")
+        if self.one_scale or (part.entry.type, part.entry.shape) not in (packed, plain):
+            actual = f"{part.entry.type} {list(part.entry.shape)}"
+            raise self.refusal(f"weight_zero_point is {actual}, neither I32 {list(packed[1])} nor I8 {list(plain[1])}")
         return part
 
     def _order(self) -> NDArray[np.int32] | None:
@@ -135,13 +135,13 @@ class CompressedMatrix(GroupedMatrix):
             return None
         if part.entry.type != "I32" or part.entry.shape != (self.k,):
             raise self.refusal(f"weight_g_idx is {part.entry.type} {list(part.entry.shape)}, not I32 [{self.k}]")
-        found: NDArray[np.int32] = part.file.read(part.entry, 0, self.k)
-        if (found == -1).all():
+        group_of: NDArray[np.int32] = part.file.read(part.entry, 0, self.k)
+        if (group_of == -1).all():
             return None
         last = self.k // self.group - 1
-        if found.min() < 0 or found.max() > last:
-            raise self.refusal(f"weight_g_idx names groups {found.min()} to {found.max()}, but has 0 to {last}")
-        return found
+        if group_of.min() < 0 or group_of.max() > last:
+            raise self.refusal(f"weight_g_idx names groups {group_of.min()} to {group_of.max()}, but has 0 to {last}")
+        return group_of
 
     @property
     def scales(self) -> Stored:
@@ -151,15 +151,15 @@ class CompressedMatrix(GroupedMatrix):
         middle = 1 << self.bits - 1
         if self.zero_part is None:
             return Zeros(middle, middle)
-        most = max(1, UNPACKED // (self.k // self.group * self.step)) * self.step  # rows at a time
-        found: list[int] = []
-        for start in range(0, self.n, most):
-            zeros = self._zero_rows(start, min(start + most, self.n))
-            found += [int(zeros.min()), int(zeros.max())]
-        return Zeros(min(found), max(found))
+        step = max(1, UNPACKED // (self.k // self.group * self.step)) * self.step  # rows at a time
+        extremes: list[int] = []
+        for start in range(0, self.n, step):
+            zeros = self._zero_rows(start, min(start + step, self.n))
+            extremes += [int(zeros.min()), int(zeros.max())]
+        return Zeros(min(extremes), max(extremes))
 
     def _zero_rows(self, start: int, stop: int) -> Bytes:
-        """Zeros of some rows, [n, G]."""
+        """Zeros of rows start to stop, [n, G]."""
         middle, groups = 1 << self.bits - 1, self.k // self.group
         part = self.zero_part
         if part is None:
@@ -169,9 +169,9 @@ class CompressedMatrix(GroupedMatrix):
             if signed.min() < -middle or signed.max() >= middle:
                 raise self.refusal(f"weight_zero_point has {signed.min()} to {signed.max()} in {self.bits} bits")
             return (signed.astype(np.int16) + middle).astype(np.uint8)
-        first, last = (packing.words_of(at, self.bits) for at in (start, stop))
+        first, last = (packing.word_count(row, self.bits) for row in (start, stop))
         words = part.file.read(part.entry, first * groups, last * groups).reshape(-1, groups)
-        codes = packing.unpacked(np.ascontiguousarray(words.T).view(np.uint32), self.bits, stop - start)
+        codes = packing.unpack_codes(np.ascontiguousarray(words.T).view(np.uint32), self.bits, stop - start)
         return np.ascontiguousarray(codes.T)
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -179,11 +179,11 @@ class CompressedMatrix(GroupedMatrix):
         width = entry.shape[1]
         raw = file.read(entry, start * width, stop * width).reshape(-1, width)
         if self.packed:
-            codes = packing.unpacked(raw.view(np.uint32), self.bits, self.k)
+            codes = packing.unpack_codes(raw.view(np.uint32), self.bits, self.k)
         else:
             codes = raw.view(np.uint8) ^ np.uint8(0x80)
-        groups = 1 if self.of_tensor else self.k // self.group
-        first, last = (0, 1) if self.of_tensor else (start * groups, stop * groups)
+        groups = 1 if self.one_scale else self.k // self.group
+        first, last = (0, 1) if self.one_scale else (start * groups, stop * groups)
         scales = floats_of(self.scales, self.scales.file.read(self.scales.entry, first, last))
         spread = np.broadcast_to(scales.reshape(-1, groups), (stop - start, groups))
         return Rows(codes, spread, self._zero_rows(start, stop))

@@ -1,7 +1,7 @@
-"""How a checkpoint was quantized: what its configs say, and the names by which packed tensors are known.
+"""How a checkpoint was quantized: the settings in its configs, and the names by which packed tensors are recognized.
 
-A checkpoint that is not decoded must not pass for plain tensors: its packed matrices are integers that would be copied
-as such. So configs are read for every checkpoint, and names are looked at where there is no config.
+A packed checkpoint must never be taken for plain tensors: its matrices would be copied as the integers that encode
+them. So configs are read for every checkpoint, and names are checked where there is no config.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from qgemm.errors import CheckpointError
 from qgemm.files.documents import json_object
 from qgemm.files.paths import shown, shown_path
 
-from .methods import SECTION, Method, Said, method
+from .methods import SECTION, Method, Settings, parse_settings
 
-MODEL = "config.json"  # the one that says more than how the weights were quantized
+MODEL = "config.json"  # the model's config; the others concern quantization alone
 CONFIGS = (MODEL, "hf_quant_config.json", "quantize_config.json", "quant_config.json")
-SECTIONS = (SECTION, "compression_config", "quantization")  # where a config may speak of it
+SECTIONS = (SECTION, "compression_config", "quantization")  # keys of a config that hold quantization settings
 
 PACKED = (
-    # the end of a name        that of another tensor beside it, and who names packed tensors so
+    # suffix of a name         suffix of a tensor beside it, and the library that uses these names
     (".qweight",               "",                 "AWQ or GPTQ"),
     (".qzeros",                "",                 "AWQ or GPTQ"),
     (".weight_packed",         "",                 "compressed-tensors"),
@@ -39,52 +39,52 @@ PACKED = (
 )  # fmt: skip
 
 
-def method_of(folder: str) -> Said | None:
-    """What the configs in a folder say, None if they speak of no quantization.
+def folder_settings(folder: str) -> Settings | None:
+    """The quantization settings of the configs in a folder, None if none has any.
 
-    CheckpointError for a method that is not read, by its name, and where configs disagree.
+    CheckpointError names a method that is not read, or configs that disagree.
     """
-    found: dict[str, Said] = {}
+    by_config: dict[str, Settings] = {}
     for name in CONFIGS:
         path = os.path.join(folder, name)
         if not os.path.exists(path):
             continue
         config = json_object(path)
-        for said in _sections(config, name):
-            speaks = method(shown_path(path), said)
-            if speaks is not None:
-                found.setdefault(name, speaks)
-    if not found:
+        for section in _sections(config, name):
+            settings = parse_settings(shown_path(path), section)
+            if settings is not None:
+                by_config.setdefault(name, settings)
+    if not by_config:
         return None
-    (first, taken), *others = found.items()
+    (first, chosen), *others = by_config.items()
     for name, other in others:
-        if not _agree(taken, other):
-            raise CheckpointError(f"{shown_path(folder)}: {name} says {other}, {first} says {taken}")
-    return taken
+        if not _agree(chosen, other):
+            raise CheckpointError(f"{shown_path(folder)}: {name} says {other}, {first} says {chosen}")
+    return chosen
 
 
 def _sections(config: Mapping[str, Any], name: str) -> Iterable[Any]:
-    """The parts of a config that speak of quantization: of a model also that of its text model."""
+    """The sections of a config about quantization, including those of a text model within it."""
     text = config.get("text_config")
     holders = [config, *([text] if isinstance(text, dict) else [])]
-    found = [holder[key] for holder in holders for key in SECTIONS if holder.get(key) is not None]
-    return found if found or name == MODEL else [config]
+    sections = [holder[key] for holder in holders for key in SECTIONS if holder.get(key) is not None]
+    return sections if sections or name == MODEL else [config]
 
 
-def _agree(one: Said, other: Said) -> bool:
-    if isinstance(one, Method) and isinstance(other, Method):
-        known = one.symmetric if None in (one.symmetric, other.symmetric) else other.symmetric
-        return other._replace(symmetric=known) == one
-    return one == other
+def _agree(settings: Settings, other: Settings) -> bool:
+    if isinstance(settings, Method) and isinstance(other, Method):
+        symmetric = settings.symmetric if None in (settings.symmetric, other.symmetric) else other.symmetric
+        return other._replace(symmetric=symmetric) == settings
+    return settings == other
 
 
 def refuse_packed(where: str, names: Collection[str]) -> None:
-    """Raise CheckpointError if a tensor is called as packed ones are; `names`: of those that nothing has decoded."""
+    """Raise CheckpointError if a tensor has the name of a packed one; names: of the tensors that were not decoded."""
     for name in names:
-        for suffix, other, whose in PACKED:
+        for suffix, other, library in PACKED:
             stem = name.removesuffix(suffix)
             if stem != name and (not other or stem + other in names):
                 raise CheckpointError(
-                    f"{where}: tensor {shown(name)}: has the name of a packed tensor ({whose}), "
+                    f"{where}: tensor {shown(name)}: has the name of a packed tensor ({library}), "
                     "and no config beside the file says how to decode it"
                 )

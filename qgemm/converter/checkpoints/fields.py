@@ -1,6 +1,6 @@
-"""Fields of configs that do not change what weights a checkpoint holds: how they were found, who multiplies by them.
+"""Config fields that do not change the weights of a checkpoint: calibration, and the kernels that use them.
 
-Names of modules that stay plain are among them: what is quantized shows by its parts.
+Lists of modules that stay plain are among them: the tensors of a module show whether it is quantized.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ COMMON = frozenset((
     "dequantize", "lm_head", "transformers_version",
 ))  # fmt: skip
 
-# Of GPTQ's and AWQ's quantizers: calibration, and kernels that they prefer.
+# Calibration, and preferred kernels, of GPTQ's and AWQ's quantizers.
 CALIBRATION = frozenset((
     "tokenizer", "dataset", "damp_percent", "damp_auto_increment", "act_group_aware", "true_sequential",
     "static_groups", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",

@@ -1,10 +1,10 @@
-"""FP8 matrices as Weights: eight bits a number, alone or with scales of their own.
+"""FP8 matrices as Weights: eight-bit floats, with or without scales.
 
     NAME                     F8_E4M3 or F8_E5M2  [..., N, K]
     NAME_scale, _scale_inv   float               one, or [..., N], [..., N, 1], [..., 1, K], [..., N / 128, K / 128]
     NAME less ".weight", with the same endings or .scale, .scale_weight
 
-W = number * scale in float32, whatever the scale is called: "inv" speaks of what the quantizer divided by.
+W = number * scale in float32 under every name of the scale: "inv" refers to the quantizer's divisor.
 """
 
 from __future__ import annotations
@@ -25,30 +25,36 @@ from qgemm.formats import f8
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight, original_shape, stored_shape
 from .methods import EightBits
 
-SCALES = ("_scale", "_scale_inv", "_scales", ".scale", ".scale_weight")  # after the name, or what precedes ".weight"
-INPUTS = (".input_scale", ".scale_input")  # of the activations that FP8 arithmetic multiplies with
-MARKERS = ("scaled_fp8",)  # tensors without numbers that say that others have scales
-RUN = 4096  # at most so many weights of a row are scaled at a time, so that rows may be of any length
+SCALES = (
+    "_scale",
+    "_scale_inv",
+    "_scales",
+    ".scale",
+    ".scale_weight",
+)  # after the name, with or without ".weight"
+INPUTS = (".input_scale", ".scale_input")  # scales of activations, which are ignored
+MARKERS = ("scaled_fp8",)  # empty tensors that mark a checkpoint with scales
+RUN = 4096  # largest number of weights scaled at a time, so that rows may have any length
 KINDS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 NUMBERS = {kind: f8.NUMBERS[name] for kind, name in KINDS.items()}
 
 
 def scale_of(name: str, stored: Mapping[str, Stored]) -> str | None:
-    """The name of the tensor that scales another one of eight bits, None if there is none."""
+    """The name of the tensor that scales an eight-bit one, None if there is none."""
     stem = name.removesuffix(".weight")
-    found = sorted({each + end for each in (name, stem) for end in SCALES} & stored.keys())
-    if len(found) > 1:
+    names = sorted({base + end for base in (name, stem) for end in SCALES} & stored.keys())
+    if len(names) > 1:
         where = shown_path(stored[name].file.path)
-        raise CheckpointError(f"{where}: tensor {shown(name)}: has scales twice: {', '.join(map(shown, found))}")
-    return found[0] if found else None
+        raise CheckpointError(f"{where}: tensor {shown(name)}: has scales twice: {', '.join(map(shown, names))}")
+    return names[0] if names else None
 
 
 def parts(name: str, stored: Mapping[str, Stored]) -> set[str]:
-    """The names of the tensors that belong to one with a scale, itself among them."""
+    """The names of a scaled tensor and of the tensors that belong to it."""
     scale = scale_of(name, stored)
     if scale is None:
         return {name}
@@ -56,7 +62,7 @@ def parts(name: str, stored: Mapping[str, Stored]) -> set[str]:
 
 
 def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) -> Weight:
-    """The tensor of that name, scaled if there is a scale of it; method: what a config says of those scales."""
+    """The tensor of this name, scaled if it has a scale; method: the config's settings of scales."""
     file, entry = stored[name]
     numbers, shape = NUMBERS[entry.type], entry.shape or (1,)
     scale_name = scale_of(name, stored)
@@ -65,28 +71,28 @@ def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) ->
             raise _refusal(name, stored[name], "has no scale, which the config speaks of")
 
         def plain(start: int, stop: int) -> Floats:
-            found: Floats = numbers[file.read(entry, start, stop)]
-            return found
+            weights: Floats = numbers[file.read(entry, start, stop)]
+            return weights
 
         native = partial(_native, name, stored[name], shape[-1], lambda start, stop, run: _ones((stop - start) // run))
         plain_weight = Weight(name, stored_shape(shape), entry.type, entry.nbytes, 1, values=plain, native=native)
         return replace(plain_weight, original=original_shape(shape))
     scale, (rows, columns) = _scale(name, stored[name], stored[scale_name], (method or EightBits()).block)
     *_, n, k = (1, *shape)
-    run = gcd(k, columns, RUN)  # weights that are surely in one row, and share a scale
+    run = gcd(k, columns, RUN)  # adjacent weights of one row that share a scale in any layout
 
     def scales(start: int, stop: int, run: int) -> Floats:
-        """The scale of each run of weights that share one."""
+        """The scale of each run of weights."""
         first = np.arange(start, stop, run)
         row, column = first // k, first % k
-        found: Floats = scale[row // n % len(scale), row % n // rows, column // columns]
-        return found
+        run_scales: Floats = scale[row // n % len(scale), row % n // rows, column // columns]
+        return run_scales
 
     def values(start: int, stop: int) -> Floats:
-        found: Floats = numbers[file.read(entry, start, stop)].reshape(-1, run)
+        weights: Floats = numbers[file.read(entry, start, stop)].reshape(-1, run)
         with np.errstate(over="ignore", invalid="ignore"):  # scales may be anything
-            found *= scales(start, stop, run)[:, None]
-        return found.reshape(-1)
+            weights *= scales(start, stop, run)[:, None]
+        return weights.reshape(-1)
 
     nbytes = entry.nbytes + stored[scale_name].entry.nbytes
     native = partial(_native, name, stored[name], gcd(k, columns), scales)
@@ -97,7 +103,7 @@ def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) ->
 
 
 def _native(name: str, stored: Stored, shared: int, scales: Callable[[int, int, int], Floats]) -> Tensor:
-    """The tensor in blocks of float8; shared: weights of a row that surely share a scale, the greatest such number."""
+    """The tensor in blocks of float8; shared: the largest number of adjacent weights that share a scale everywhere."""
     file, entry = stored
     group = next((group for group in reversed(f8.GROUPS) if shared % group == 0), None)
     if group is None:
@@ -121,8 +127,8 @@ def _ones(count: int) -> Floats:
 
 
 def _scale(name: str, weight: Stored, scale: Stored, block: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
-    """The scales of a tensor [..., N, K] as [matrices, a, b], and the rows and columns of W that share one."""
-    shape, found = weight.entry.shape or (1,), scale.entry.shape
+    """The scales of a tensor [..., N, K] as [matrices, a, b], and the rows and columns of W per scale."""
+    shape, scale_shape = weight.entry.shape or (1,), scale.entry.shape
     *lead, n, k = (1, *shape) if len(shape) == 1 else shape
     rows, columns = block
     grids: list[tuple[tuple[int, ...], tuple[int, int]]] = [
@@ -134,16 +140,18 @@ def _scale(name: str, weight: Stored, scale: Stored, block: tuple[int, int]) -> 
     ]
     if scale.entry.type not in ("F32", "F16", "BF16"):
         raise _refusal(name, weight, f"its scale is {scale.entry.type}, which is not read")
-    if all(size == 1 for size in found):
+    if all(size == 1 for size in scale_shape):
         return _floats(scale).reshape(1, 1, 1), (n, k)
     for grid, shared in grids:
-        if found == grid and 0 not in shape:
+        if scale_shape == grid and 0 not in shape:
             return _floats(scale).reshape(-1, -(-n // shared[0]), -(-k // shared[1])), shared
-    raise _refusal(name, weight, f"{list(found)} scales are not those of {list(shape)} weights, nor of {block} blocks")
+    raise _refusal(
+        name, weight, f"{list(scale_shape)} scales are not those of {list(shape)} weights, nor of {block} blocks"
+    )
 
 
 def _floats(stored: Stored) -> Floats:
-    """A tensor of floats, whole."""
+    """A tensor of floats, read whole."""
     raw: NDArray[np.generic] = stored.file.read(stored.entry, 0, prod(stored.entry.shape))
     if stored.entry.type == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32)

@@ -1,19 +1,19 @@
-"""Checkpoints of HQQ: W [N, K] as codes of 1, 2, 3, 4 or 8 bits, with a scale and a float zero for each group.
+"""Checkpoints of HQQ: W [N, K] as codes of 1, 2, 3, 4 or 8 bits, with a scale and a float zero per group.
 
-    MODULE.W_q               codes of W as [N K / G, G], of axis 0 as [G, N K / G], packed along the first axis
+    MODULE.W_q               codes of W as [N K / G, G], for axis 0 as [G, N K / G], packed along the first axis
     MODULE.scale, .zero      float  [N K / G, 1], or [1, N K / G]
     MODULE.nbits, .axis, .group_size, .shape, .packing, .view_as_float, .quant_scale, .quant_zero   settings, a number,
                              or text as its characters' codes, uint8
 
-    packing   W_q     slot i, from the highest bits on, of element r: code of row r + i rows / slots
-    8bit_u8   uint8   a code an element
-    4bit_u8   uint8   2 slots of 4 bits
-    3bit_32   int32   10 slots of 3 bits, rows of zeros added at the end so that there are ten parts
-    2bit_u8   uint8   4 slots of 2 bits
-    1bit_u8   uint8   8 slots of a bit
+    packing   W_q     code i, from the highest bits on, of element r: the code of row r + i * rows / codes per element
+    8bit_u8   uint8   1 code per element
+    4bit_u8   uint8   2 codes of 4 bits
+    3bit_32   int32   10 codes of 3 bits; rows of zeros pad the number of rows to a multiple of ten
+    2bit_u8   uint8   4 codes of 2 bits
+    1bit_u8   uint8   8 codes of 1 bit
 
-W = (code - zero) * scale, in float32 here: in half the library rounds the difference before it multiplies. Groups along
-axis 0 have a weight of each of G rows, or of G places of a row, which no block of a row holds: they are read as floats.
+W = (code - zero) * scale, in float32 here; the library computes in half and rounds the difference too. A group along
+axis 0 has weights of many rows, or of distant columns, which no block of a row holds: they are read as floats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from qgemm.codec.packing import Bytes, Floats
 from qgemm.packed import Packed
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import Weight
 from .matrix import FLOATS, UNPACKED, GroupedMatrix, Rows, Zeros, floats_of
 from .methods import Hqq
@@ -39,15 +39,15 @@ SETTINGS = (
     "unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config",
     "channel_wise", "optimize", "round_zero",
 )  # fmt: skip
-LARGE = 2**14  # of zeros that are taken for integers
+LARGE = 2**14  # bound on the magnitude of zeros that count as integers
 TENSORS = ("W_q", "scale", "zero")
 
 
 class Packing(NamedTuple):
-    """How codes lie in W_q: bits of a code, codes of an element, the element's type."""
+    """How codes lie in W_q: bits of a code, codes per element, the element's type."""
 
     bits: int
-    slots: int
+    per_element: int
     type: str
 
 
@@ -63,8 +63,8 @@ PACKINGS = {
 def matrices(path: str, stored: Mapping[str, Stored], method: Hqq) -> tuple[dict[str, Weight], set[str]]:
     """The matrices of a checkpoint, by the name of their codes, and the names of all parts."""
     modules = [name.removesuffix(PART) for name in stored if name.endswith(PART)]
-    found = {module + PART: _Matrix(module, stored).weight() for module in modules}
-    return found, {f"{module}.{part}" for module in modules for part in (*TENSORS, *SETTINGS)}
+    weights = {module + PART: _Matrix(module, stored).weight() for module in modules}
+    return weights, {f"{module}.{part}" for module in modules for part in (*TENSORS, *SETTINGS)}
 
 
 class _Matrix(GroupedMatrix):
@@ -83,7 +83,7 @@ class _Matrix(GroupedMatrix):
             if part in self.settings and self._number(part):
                 raise self.refusal(f"{part} is set, which is not read")
         self.packing, nbits = self._packing(), self._float("nbits")
-        self.bits = self.packing.bits  # of 5 and 6 bits 8 are stored, of 1.58 bits 2
+        self.bits = self.packing.bits  # 5 and 6 bits are stored in 8, 1.58 bits in 2
         self.axis, shape = self._number("axis"), self._shape()
         self.label = f"HQQ{nbits:g}"
         self.n, self.k = shape
@@ -91,26 +91,26 @@ class _Matrix(GroupedMatrix):
         weights = self.n * self.k
         self.group = size if size > 0 else self.k if self.axis == 1 else self.n
         if self.axis not in (0, 1) or weights % self.group or not 0 < nbits <= self.bits:
-            said = f"nbits {nbits:g}, axis {self.axis}, group_size {self.group} and shape {list(shape)}"
-            raise self.refusal(f"{said} do not fit each other")
+            values = f"nbits {nbits:g}, axis {self.axis}, group_size {self.group} and shape {list(shape)}"
+            raise self.refusal(f"{values} do not fit each other")
         self.count = weights // self.group
         self._check_shapes()
         self.label += "" if self.in_rows else "_AXIS0" if self.axis == 0 else "_ACROSS"
 
     def _check_shapes(self) -> None:
-        """Refuse parts of other shapes than the settings say."""
+        """Refuse parts whose shapes contradict the settings."""
         entry = self.parts["W_q"].entry
         grouped = (self.count, self.group) if self.axis == 1 else (self.group, self.count)
-        rows = -(-grouped[0] // self.packing.slots)
-        exact = grouped[0] % self.packing.slots == 0 or self.bits == 3
+        rows = -(-grouped[0] // self.packing.per_element)
+        exact = grouped[0] % self.packing.per_element == 0 or self.bits == 3
         if (entry.type, entry.shape) != (self.packing.type, (rows, grouped[1])) or not exact:
-            found = f"{entry.type} {list(entry.shape)}"
-            raise self.refusal(f"W_q is {found}, not {self.packing.type} {[rows, grouped[1]]} ({list(grouped)} codes)")
-        wanted = (self.count, 1) if self.axis == 1 else (1, self.count)
+            actual = f"{entry.type} {list(entry.shape)}"
+            raise self.refusal(f"W_q is {actual}, not {self.packing.type} {[rows, grouped[1]]} ({list(grouped)} codes)")
+        expected = (self.count, 1) if self.axis == 1 else (1, self.count)
         for part in ("scale", "zero"):
             entry = self.parts[part].entry
-            if entry.type not in FLOATS or entry.shape not in (wanted, (self.count,)):
-                raise self.refusal(f"{part} is {entry.type} {list(entry.shape)}, not {list(wanted)} floats")
+            if entry.type not in FLOATS or entry.shape not in (expected, (self.count,)):
+                raise self.refusal(f"{part} is {entry.type} {list(entry.shape)}, not {list(expected)} floats")
 
     def _text(self, part: str) -> str:
         stored = self.settings.get(part)
@@ -154,7 +154,7 @@ class _Matrix(GroupedMatrix):
 
     @property
     def in_rows(self) -> bool:
-        """Whether each group lies in one row, side by side."""
+        """Whether each group is a run of adjacent weights of a row."""
         return self.axis == 1 and self.k % self.group == 0
 
     @property
@@ -174,23 +174,23 @@ class _Matrix(GroupedMatrix):
         return floats_of(stored, stored.file.read(stored.entry, start, stop))
 
     def _codes(self, first: int, last: int) -> Bytes:
-        """Codes first to last of W_q's grouped rows, [last - first, columns]."""
-        stored, (bits, slots, _) = self.parts["W_q"], self.packing
+        """Codes of W_q's unpacked rows first to last, [last - first, columns]."""
+        stored, (bits, per_element, _) = self.parts["W_q"], self.packing
         rows, columns = stored.entry.shape
         codes = np.empty((last - first, columns), np.uint8)
-        for slot in range(slots):
-            start, stop = max(first, slot * rows), min(last, (slot + 1) * rows)
+        for index in range(per_element):
+            start, stop = max(first, index * rows), min(last, (index + 1) * rows)
             if start < stop:
-                raw = stored.file.read(stored.entry, (start - slot * rows) * columns, (stop - slot * rows) * columns)
-                shift = bits * (slots - 1 - slot)
-                found = raw.reshape(-1, columns) >> raw.dtype.type(shift) & raw.dtype.type(2**bits - 1)
-                codes[start - first : stop - first] = found
+                raw = stored.file.read(stored.entry, (start - index * rows) * columns, (stop - index * rows) * columns)
+                shift = bits * (per_element - 1 - index)
+                part = raw.reshape(-1, columns) >> raw.dtype.type(shift) & raw.dtype.type(2**bits - 1)
+                codes[start - first : stop - first] = part
         return codes
 
     def rows(self, start: int, stop: int) -> Rows:
-        each = self.k // self.group
-        first, last = start * each, stop * each
-        scales, zeros = (self._floats(part, first, last).reshape(-1, each) for part in ("scale", "zero"))
+        row_groups = self.k // self.group
+        first, last = start * row_groups, stop * row_groups
+        scales, zeros = (self._floats(part, first, last).reshape(-1, row_groups) for part in ("scale", "zero"))
         return Rows(self._codes(first, last).reshape(-1, self.k), scales, zeros)
 
     def values(self, start: int, stop: int) -> Floats:
@@ -198,18 +198,18 @@ class _Matrix(GroupedMatrix):
             return super().values(start, stop)
         if self.axis == 1:  # groups that cross rows
             first, last = start // self.group, -(-stop // self.group)
-            made = self._times(self._codes(first, last), first, last)
-            return made.reshape(-1)[start - first * self.group :][: stop - start]
+            weights = self._dequantized(self._codes(first, last), first, last)
+            return weights.reshape(-1)[start - first * self.group :][: stop - start]
         first, last = start // self.count, -(-stop // self.count)
-        made = self._times(self._codes(first, last), 0, self.count, along=0)
-        return made.reshape(-1)[start - first * self.count :][: stop - start]
+        weights = self._dequantized(self._codes(first, last), 0, self.count, axis=0)
+        return weights.reshape(-1)[start - first * self.count :][: stop - start]
 
-    def _times(self, codes: Bytes, first: int, last: int, along: int = 1) -> Floats:
-        """Codes [a, b] with the scales first to last of each row (along 1) or column."""
-        scale, zero = (np.expand_dims(self._floats(part, first, last), along) for part in ("scale", "zero"))
+    def _dequantized(self, codes: Bytes, first: int, last: int, axis: int = 1) -> Floats:
+        """Dequantize codes [a, b] of groups first to last, which are rows (axis 1) or columns (axis 0)."""
+        scale, zero = (np.expand_dims(self._floats(part, first, last), axis) for part in ("scale", "zero"))
         with np.errstate(all="ignore"):  # scales may be anything
-            made: NDArray[Any] = (codes.astype(np.float32) - zero) * scale
-        return made
+            weights: NDArray[Any] = (codes.astype(np.float32) - zero) * scale
+        return weights
 
     def weight(self) -> Weight:
         if self.in_rows:
@@ -222,9 +222,9 @@ class _Matrix(GroupedMatrix):
 
     def native(self) -> Packed:
         if not self.in_rows:
-            self.unheld(f"axis {self.axis}: groups of {self.group} do not lie in rows")
+            self.not_representable(f"axis {self.axis}: groups of {self.group} do not lie in rows")
         zeros = self._floats("zero", 0, self.count)
         with np.errstate(over="ignore"):
             if not self.zeros.integer and not np.array_equal(zeros.astype(np.float16).astype(np.float32), zeros):
-                self.unheld("zeros are no float16")
+                self.not_representable("zeros are no float16")
         return super().native()

@@ -1,8 +1,8 @@
-"""A matrix of codes in groups, whatever a checkpoint calls its parts: read as values, as codes, or as a Tensor.
+"""A matrix of codes in groups, from any quantization method: read as values, as codes, or as a Tensor.
 
     W[n, k] = scale[n, g] * (code[n, k] - zero[n, g]),  g the group of column k
 
-computed in float32: rounded once to the checkpoint's own type that is what its library decodes.
+The product is computed in float32; rounded once to the checkpoint's own type it equals its library's result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
 from qgemm.views import Reordered
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import GROUP, Codes, Groups, Weight
 
 FLOATS = ("F16", "BF16", "F32")
-BLOCKS = (256, 128, 64, 32)  # weights of a group that block formats have, besides those of a whole row
-ROW = 256  # weights of a block of a format whose rows are groups
-UNPACKED = 1 << 20  # elements of a small part that are looked at at a time
+BLOCKS = (256, 128, 64, 32)  # group sizes of formats with one group per block
+ROW = 256  # block size of formats with one group per row
+UNPACKED = 1 << 20  # elements of scales or zeros read at a time
 
 
 class Rows(NamedTuple):
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
 
 
 class Zeros(NamedTuple):
-    """The zeros of a matrix: their least and largest, and whether all are integers."""
+    """The least and greatest zero of a matrix, and whether all zeros are integers."""
 
     low: float
     high: float
@@ -51,9 +51,9 @@ class Zeros(NamedTuple):
 
 
 class GroupedMatrix(ABC):
-    """One matrix [N, K]: its parts checked against each other by a subclass, which reads rows of it.
+    """One matrix [N, K]: a subclass checks its parts against each other and reads rows of it.
 
-    bits: of a code. group: columns that share a scale. step: rows that are read at least. label: its type, for tables.
+    bits: of a code. group: columns per scale. step: the fewest rows that can be read. label: its type, for tables.
     """
 
     name: str
@@ -65,7 +65,7 @@ class GroupedMatrix(ABC):
     k: int
     group: int
     step = 1
-    order: NDArray[np.int32] | None = None  # the group of each column, where that is not k // group
+    order: NDArray[np.int32] | None = None  # the group of each column, None if k // group
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Rows:
@@ -73,7 +73,7 @@ class GroupedMatrix(ABC):
 
     @abstractmethod
     def zero_range(self) -> Zeros:
-        """What the zeros are."""
+        """The range of the zeros."""
 
     @property
     @abstractmethod
@@ -86,7 +86,7 @@ class GroupedMatrix(ABC):
         return shown_path(next(iter(self.parts.values())).file.path)
 
     def refusal(self, rule: str) -> CheckpointError:
-        """The error of this matrix."""
+        """The error for this matrix."""
         return CheckpointError(f"{self.where}: {self.method} tensor {shown(self.name)}: {rule}")
 
     @cached_property
@@ -96,13 +96,13 @@ class GroupedMatrix(ABC):
 
     @cached_property
     def zeros(self) -> Zeros:
-        """What the zeros are, found out once."""
+        """The range of the zeros, computed once."""
         return self.zero_range()
 
     # ------------------------------------------------------------ for the converter
 
     def values(self, start: int, stop: int) -> Floats:
-        """Weights of whole rows."""
+        """Weights of whole rows, in float32."""
         rows = self.rows(start // self.k, stop // self.k)
         codes = rows.codes.astype(np.float32)
         codes -= rows.zeros.astype(np.float32)[:, self.group_of]
@@ -119,21 +119,21 @@ class GroupedMatrix(ABC):
 
     @cached_property
     def in_runs_of_32(self) -> bool:
-        """Whether each 32 weights of a row share a group."""
+        """Whether every 32 adjacent weights of a row share a group."""
         if self.k % GROUP:
             return False
         runs = self.group_of.reshape(-1, GROUP)
         return bool((runs == runs[:, :1]).all())
 
     def weight(self) -> Weight:
-        """The matrix as any other."""
-        most, zeros = 2**self.bits - 1, self.zeros
+        """The matrix as a Weight."""
+        highest, zeros = 2**self.bits - 1, self.zeros
         regular = self.in_runs_of_32 and zeros.integer
         codes = None
         if regular:
             shared = self.group if self.order is None else GROUP
             whole = self.group == self.k
-            codes = Codes(0, most, -int(zeros.high), most - int(zeros.low), False, self.groups, shared, whole)
+            codes = Codes(0, highest, -int(zeros.high), highest - int(zeros.low), False, self.groups, shared, whole)
         return Weight(
             f"{self.name}.weight",
             (self.n, self.k),
@@ -164,37 +164,39 @@ class GroupedMatrix(ABC):
         return tensor if columns is None else Reordered(tensor, columns)
 
     def in_memory(self) -> GroupedMatrix:
-        """The same matrix, which need not read the same places of its file again for other rows."""
+        """The same matrix with its parts in memory where rows would read them repeatedly."""
         return self
 
     def blocks(self, fmt: Format, first: int, last: int, columns: NDArray[np.int32] | None = None) -> Blocks:
         """Rows first to last, multiples of `step`, in a group format that has all their codes: [rows, K / weights].
 
-        columns: the order in which groups are whole.
+        columns: an order of the columns in which groups are contiguous.
         """
         rows = self.rows(first, last)
         group_of = self.group_of if columns is None else np.arange(self.k) // self.group
         codes = rows.codes if columns is None else rows.codes[:, columns]
-        scales, zeros = (each[:, group_of[:: fmt.weights]].reshape(-1, 1) for each in (rows.scales, rows.zeros))
+        scales, zeros = (values[:, group_of[:: fmt.weights]].reshape(-1, 1) for values in (rows.scales, rows.zeros))
         assert fmt.pack is not None
         return fmt.pack(Levels(codes.reshape(-1, 1, fmt.weights), scales, zero=zeros)).reshape(last - first, -1)
 
     def columns(self) -> NDArray[np.int32] | None:
-        """The order of W's columns in which each group is whole, None if it is so as it stands."""
+        """An order of W's columns in which groups are contiguous, None if they are already."""
         group_of = self.group_of
         if (group_of.reshape(-1, self.group) == group_of[:: self.group, None]).all():
-            return None  # groups in any order: each brings its own scale
+            return None  # groups may be in any order: every block has its own scale
         counts = np.bincount(group_of, minlength=self.k // self.group)
         if (counts != self.group).any():
-            self.unheld(f"g_idx gives group {int((counts != self.group).argmax())} another size than group_size")
+            self.not_representable(
+                f"g_idx gives group {int((counts != self.group).argmax())} another size than group_size"
+            )
         return np.argsort(group_of, kind="stable").astype(np.int32)
 
     def format(self) -> Format:
-        """The group format that holds codes, scales and zeros as they are."""
+        """The group format that holds codes, scales and zeros exactly."""
         whole = self.group == self.k
         group = None if whole and self.k % ROW == 0 else next((g for g in BLOCKS if self.group % g == 0), 0)
         if group == 0:
-            self.unheld(f"groups of {self.group} weights are no multiple of {BLOCKS[-1]}")
+            self.not_representable(f"groups of {self.group} weights are no multiple of {BLOCKS[-1]}")
         middle = 2 ** (self.bits - 1)
         zero = "int" if self.zeros.integer else "float"
         if self.zeros == Zeros(middle, middle) and self.bits > 1:
@@ -204,30 +206,30 @@ class GroupedMatrix(ABC):
         return group_format(self.bits, group, scale=self.scale_type(), zero=zero)
 
     def scale_type(self) -> str:
-        """The type of the scales in a block: their own, or for float32 one that has all of them."""
+        """The type of the scales in a block: their own, or for float32 a 16-bit type that holds all of them."""
         entry = self.scales.entry
         if entry.type != "F32":
             return {"F16": "f16", "BF16": "bf16"}[entry.type]
         kinds = {"f16", "bf16"}
         count = int(np.prod(entry.shape))
         for start in range(0, count, UNPACKED):
-            found: Floats = self.scales.file.read(entry, start, min(start + UNPACKED, count))
+            scales: Floats = self.scales.file.read(entry, start, min(start + UNPACKED, count))
             with np.errstate(over="ignore"):
-                if not np.array_equal(found.astype(np.float16).astype(np.float32), found):
+                if not np.array_equal(scales.astype(np.float16).astype(np.float32), scales):
                     kinds.discard("f16")
-            if (found.view(np.uint32) & 0xFFFF).any():
+            if (scales.view(np.uint32) & 0xFFFF).any():
                 kinds.discard("bf16")
         if not kinds:
-            self.unheld("scales are float32, and neither float16 nor bfloat16 has all of them")
+            self.not_representable("scales are float32, and neither float16 nor bfloat16 has all of them")
         return "f16" if "f16" in kinds else "bf16"
 
-    def unheld(self, rule: str) -> NoReturn:
-        """Raise: no format of blocks holds the matrix exactly."""
+    def not_representable(self, rule: str) -> NoReturn:
+        """Raise CheckpointError: no block format holds the matrix exactly."""
         raise self.refusal(f"{rule}, which no format of blocks holds exactly; `qgemm convert` reads it as floats")
 
 
 def floats_of(stored: Stored, raw: NDArray[Any]) -> Floats:
-    """What was read of a tensor of floats, in float32."""
+    """Values read from a tensor of floats, in float32."""
     if stored.entry.type == "BF16":
         wide: Floats = (raw.astype(np.uint32) << 16).view(np.float32)
         return wide

@@ -1,7 +1,7 @@
-"""What a config says of each method of quantization, as a record; anything that is not done is refused by its field.
+"""The settings of each quantization method in a config, as a record; unsupported settings are refused by field.
 
-A field that no record takes, and that does not merely tell how the weights were found or how activations are treated,
-is refused as well: a checkpoint that is decoded without it would hold other weights.
+A field that no record reads is refused too, unless it merely describes calibration or the treatment of activations:
+decoding without it would give other weights.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ SECTION = "quantization_config"
 
 
 class Getter:
-    """Values of a config under one of several keys, of one type; remembers which were asked for."""
+    """Reads values of a config under one of several keys, with a type; remembers the keys that were read."""
 
     def __init__(self, where: str, config: Mapping[str, Any]) -> None:
         self.where, self.config = where, config
-        self.asked: set[str] = set()
+        self.read_keys: set[str] = set()
 
     def __call__(self, *keys: str, kind: type, default: Any = None) -> Any:
-        self.asked.update(keys)
+        self.read_keys.update(keys)
         values = [self.config[key] for key in keys if self.config.get(key) is not None]
         if any(type(value) is not kind for value in values) or any(value != values[0] for value in values):
             raise self.refusal(f"{' / '.join(keys)}: {shown(str(values))} is not one {kind.__name__}")
         return values[0] if values else default
 
-    def one_of(self, key: str, known: Mapping[Any, Any] | tuple[Any, ...]) -> None:
-        """Refuse another value than those, unless there is none."""
-        self.asked.add(key)
+    def one_of(self, key: str, supported: Mapping[Any, Any] | tuple[Any, ...]) -> None:
+        """Refuse a value that is not among the supported ones; it may be absent."""
+        self.read_keys.add(key)
         value = self.config.get(key)
-        if value is not None and value not in known:
-            raise self.refusal(f"{shown(key)}: {shown(str(value))} is not read; {', '.join(map(str, known))} is")
+        if value is not None and value not in supported:
+            raise self.refusal(f"{shown(key)}: {shown(str(value))} is not read; {', '.join(map(str, supported))} is")
 
     def refusal(self, rule: str) -> CheckpointError:
         """The error about this config."""
         return CheckpointError(f"{self.where}: {rule}")
 
-    def only(self, *harmless: frozenset[str]) -> None:
-        """Refuse a field that says something, and that nothing has asked for."""
+    def refuse_unread(self, *harmless: frozenset[str]) -> None:
+        """Refuse fields with a value that nothing has read, except harmless ones."""
         for key, value in self.config.items():
-            if value in (None, False, "", [], {}) or key in self.asked or key.startswith("_"):
+            if value in (None, False, "", [], {}) or key in self.read_keys or key.startswith("_"):
                 continue
-            if not any(key in each for each in (COMMON, *harmless)):
+            if not any(key in fields for fields in (COMMON, *harmless)):
                 raise self.refusal(f"{shown(key)}: {shown(str(value))}: this field is not read")
 
 
 class Method(NamedTuple):
-    """What a config says of AWQ or GPTQ: bits a code, weights a group (-1: a row), and what else tells zeros.
+    """Settings of AWQ or GPTQ: bits per code, weights per group (-1: a row), and the settings that determine zeros.
 
-    dynamic: other settings of some modules, None for those that are not quantized; the first that fits counts.
+    dynamic: settings of particular modules, None for those that are not quantized; the first match counts.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Method(NamedTuple):
     reordered: bool
     dynamic: tuple[tuple[Modules, Mapping[str, Any] | None], ...] = ()
 
-    def of(self, module: str) -> Method | None:
-        """The settings of one module, None if it is not quantized."""
+    def for_module(self, module: str) -> Method | None:
+        """The settings of a module, None if it is not quantized."""
         for modules, changes in self.dynamic:
             if modules.has(module):
                 return None if changes is None else self._replace(**changes)
@@ -77,37 +77,37 @@ class Method(NamedTuple):
 
 
 class EightBits(NamedTuple):
-    """What a config says of FP8: the rows and columns of W that share a scale, where scales are of blocks."""
+    """Settings of FP8: rows and columns of W per scale, where scales belong to blocks."""
 
     block: tuple[int, int] = BLOCK
 
 
 class FourBits(NamedTuple):
-    """What a config says of MXFP4: the weights that share an exponent."""
+    """Settings of MXFP4: weights per exponent."""
 
     group: int = 32
 
 
 class Nvfp4(NamedTuple):
-    """What a config says of ModelOpt's NVFP4: the weights that share a scale of eight bits."""
+    """Settings of ModelOpt's NVFP4: weights per eight-bit scale."""
 
     group: int = 16
 
 
 class Hqq(NamedTuple):
-    """HQQ: all settings stand beside each tensor."""
+    """HQQ: the settings are stored beside each tensor."""
 
 
 class BitsAndBytes(NamedTuple):
-    """Of bitsandbytes: the kind of codebook, None if the config does not say; the rest stands beside each tensor."""
+    """Settings of bitsandbytes: the codebook, None if the config omits it; other settings are beside each tensor."""
 
     kind: str | None = None
 
 
 class Scheme(NamedTuple):
-    """One group of compressed-tensors: how its weights are stored, and the modules that it is for.
+    """One group of compressed-tensors: how its weights are stored, and the modules that it covers.
 
-    kind: "int" or "float". group: weights that share a scale, -1 a row, 0 the tensor. block: of FP8 in blocks.
+    kind: "int" or "float". group: weights per scale, -1 a row, 0 the tensor. block: of FP8 in blocks.
     """
 
     form: str
@@ -120,24 +120,24 @@ class Scheme(NamedTuple):
 
 
 class Compressed(NamedTuple):
-    """What a config says of compressed-tensors: its groups, and the modules that none is for."""
+    """Settings of compressed-tensors: its groups, and the modules that no group covers."""
 
     schemes: tuple[Scheme, ...]
     ignore: Modules = Modules()
 
-    def of(self, module: str) -> Scheme | None:
-        """The group of one module: one that has its name, else the first for classes of modules; None if none has."""
+    def for_module(self, module: str) -> Scheme | None:
+        """The group of a module: one that names it, else the first for classes of modules; None if there is none."""
         if self.ignore.has(module):
             return None
         named = [scheme for scheme in self.schemes if scheme.targets.has(module)]
         return next(iter([*named, *(scheme for scheme in self.schemes if scheme.targets.classes)]), None)
 
 
-Said = Method | EightBits | FourBits | Nvfp4 | Hqq | BitsAndBytes | Compressed
+Settings = Method | EightBits | FourBits | Nvfp4 | Hqq | BitsAndBytes | Compressed
 
 
-def method(where: str, config: Any) -> Said | None:
-    """What a section of a config says, None if the weights are plain; CheckpointError for what is not read."""
+def parse_settings(where: str, config: Any) -> Settings | None:
+    """The settings in a section of a config, None if the weights are plain; CheckpointError if unsupported."""
     if not isinstance(config, dict):
         raise CheckpointError(f"{where}: the quantization config is not an object")
     get = Getter(where, config)
@@ -167,36 +167,36 @@ def _integers(get: Getter, name: str) -> Method:
     sym: bool | None = get("sym", kind=bool)
     reordered = bool(get("desc_act", kind=bool, default=False))
     dynamic = get("dynamic", kind=dict, default={})
-    get.only(CALIBRATION)
-    made = Method(name, bits, group, version, sym if name == "gptq" else None, reordered)  # AWQ's zeros tell
-    return made._replace(dynamic=tuple(_dynamic(get, made, key, value) for key, value in dynamic.items()))
+    get.refuse_unread(CALIBRATION)
+    method = Method(name, bits, group, version, sym if name == "gptq" else None, reordered)  # AWQ's zeros tell
+    return method._replace(dynamic=tuple(_dynamic(get, method, key, value) for key, value in dynamic.items()))
 
 
 def _dynamic(get: Getter, base: Method, key: str, value: Any) -> tuple[Modules, Mapping[str, Any] | None]:
-    """One entry of GPTQModel's `dynamic`: a regular expression, "-:" before it for modules that are not quantized."""
-    modules = Modules.of([f"re:{key.removeprefix('-:').removeprefix('+:')}"], f"{get.where}: dynamic")
+    """One entry of GPTQModel's `dynamic`: a regular expression; a prefix "-:" marks modules that are not quantized."""
+    modules = Modules.parse([f"re:{key.removeprefix('-:').removeprefix('+:')}"], f"{get.where}: dynamic")
     if key.startswith("-:"):
         return modules, None
     if not isinstance(value, dict):
         raise get.refusal(f"dynamic: {shown(key)}: {shown(str(value))} is not an object")
-    own = Getter(f"{get.where}: dynamic: {shown(key)}", {"bits": base.bits, "group_size": base.group, **value})
-    made = _integers(own, base.name)
-    wanted: dict[str, Any] = {"bits": made.bits, "group": made.group}
+    getter = Getter(f"{get.where}: dynamic: {shown(key)}", {"bits": base.bits, "group_size": base.group, **value})
+    settings = _integers(getter, base.name)
+    changes: dict[str, Any] = {"bits": settings.bits, "group": settings.group}
     if "sym" in value:
-        wanted["symmetric"] = made.symmetric
+        changes["symmetric"] = settings.symmetric
     if "desc_act" in value:
-        wanted["reordered"] = made.reordered
-    return modules, wanted
+        changes["reordered"] = settings.reordered
+    return modules, changes
 
 
 def _eight_bits(get: Getter, name: str) -> EightBits:
-    found = EightBits(_block(get, get("weight_block_size", kind=list)))
+    settings = EightBits(_block(get, get("weight_block_size", kind=list)))
     get.one_of("fmt", ("e4m3", "e5m2", "float8_e4m3fn"))
-    get.only(frozenset(("activation_scheme", "activation_scale_ub", "scale_fmt")))
-    return found
+    get.refuse_unread(frozenset(("activation_scheme", "activation_scale_ub", "scale_fmt")))
+    return settings
 
 
-FORMS = {  # of compressed-tensors: kinds of numbers and their bits
+FORMS = {  # form of compressed-tensors -> kind of numbers, and their bits
     "pack-quantized": ("int", range(1, 9)),
     "int-quantized": ("int", (8,)),
     "naive-quantized": (None, (8,)),
@@ -208,20 +208,20 @@ STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 
 def _compressed(get: Getter, name: str) -> Compressed | None:
-    """Of compressed-tensors: its groups, None if all is plain."""
+    """Settings of compressed-tensors: its groups, None if all weights are plain."""
     form = get("format", kind=str, default="dense").lower()
     sparsity = get("sparsity_config", kind=dict, default={}).get("format", "dense")
     if form not in (*FORMS, "dense", "mixed-precision") or sparsity != "dense":
         where = "sparsity_config" if sparsity != "dense" else "format"
         raise get.refusal(f"{where}: compressed-tensors in the format {shown(str((form, sparsity)))} is not read")
     groups = get("config_groups", kind=dict, default={})
-    ignore = Modules.of(get("ignore", kind=list, default=[]), f"{get.where}: ignore")
-    get.only(frozenset(("quantization_status", "global_compression_ratio", "version", "run_compressed")))
+    ignore = Modules.parse(get("ignore", kind=list, default=[]), f"{get.where}: ignore")
+    get.refuse_unread(frozenset(("quantization_status", "global_compression_ratio", "version", "run_compressed")))
     if form == "dense":
         return None
     schemes = tuple(_scheme(get, form, key, group) for key, group in groups.items())
     if not schemes and form in ("float-quantized", "naive-quantized"):
-        schemes = (Scheme("float-quantized", "float", 8, 0, True, BLOCK, Modules.of(["Linear"], "")),)
+        schemes = (Scheme("float-quantized", "float", 8, 0, True, BLOCK, Modules.parse(["Linear"], "")),)
     if not schemes:
         raise get.refusal("config_groups: names no group of weights")
     return Compressed(schemes, ignore)
@@ -232,40 +232,40 @@ def _scheme(get: Getter, form: str, key: str, group: Any) -> Scheme:
     if not isinstance(group, dict):
         raise CheckpointError(f"{where}: is not an object")
     outer = Getter(where, group)
-    said = outer("weights", kind=dict)
-    if said is None:
+    weights = outer("weights", kind=dict)
+    if weights is None:
         raise outer.refusal("weights: there are no settings of weights")
     form = outer("format", kind=str, default=form).lower()
-    targets = Modules.of(outer("targets", kind=list, default=["Linear"]), f"{where}: targets")
-    outer.only(frozenset(("input_activations", "output_activations")))
-    own = Getter(f"{where}: weights", said)
-    kind = own("type", kind=str, default="float" if form in ("float-quantized", "naive-quantized") else "int").lower()
-    bits = own("num_bits", kind=int, default=8)
-    known, widths = FORMS.get(form, (None, ()))
-    if bits not in widths or kind != (known or kind) or kind not in ("int", "float"):
+    targets = Modules.parse(outer("targets", kind=list, default=["Linear"]), f"{where}: targets")
+    outer.refuse_unread(frozenset(("input_activations", "output_activations")))
+    inner = Getter(f"{where}: weights", weights)
+    kind = inner("type", kind=str, default="float" if form in ("float-quantized", "naive-quantized") else "int").lower()
+    bits = inner("num_bits", kind=int, default=8)
+    only_kind, widths = FORMS.get(form, (None, ()))
+    if bits not in widths or kind != (only_kind or kind) or kind not in ("int", "float"):
         rule = f"compressed-tensors of {shown(f'{bits} bits, {kind}')} is not read"
-        raise own.refusal(f"num_bits / type: {rule} in the format {shown(form)}")
-    size = own("group_size", kind=int)
-    strategy = own("strategy", kind=str, default="channel" if size == -1 else "group" if size else "tensor").lower()
+        raise inner.refusal(f"num_bits / type: {rule} in the format {shown(form)}")
+    size = inner("group_size", kind=int)
+    strategy = inner("strategy", kind=str, default="channel" if size == -1 else "group" if size else "tensor").lower()
     if strategy not in STRATEGIES:
-        raise own.refusal(f"strategy: {shown(strategy)} is not read; {', '.join(STRATEGIES)} are")
+        raise inner.refusal(f"strategy: {shown(strategy)} is not read; {', '.join(STRATEGIES)} are")
     grouped = strategy in ("group", "tensor_group")
     if grouped and (size is None or size < 1):
-        raise own.refusal(f"group_size: {size} is not the weights of a group")
-    own.one_of("actorder", ("weight", "static", "group", "dynamic", False))
-    own.one_of("dynamic", (False,))
-    symmetric = own("symmetric", kind=bool, default=True)
+        raise inner.refusal(f"group_size: {size} is not the weights of a group")
+    inner.one_of("actorder", ("weight", "static", "group", "dynamic", False))
+    inner.one_of("dynamic", (False,))
+    symmetric = inner("symmetric", kind=bool, default=True)
     if kind == "float" and not symmetric:
-        raise own.refusal("symmetric: floats with zeros are not read")
-    block = _block(own, own("block_structure", kind=list))
-    own.only(frozenset(("observer", "observer_kwargs", "scale_dtype", "zp_dtype")))
+        raise inner.refusal("symmetric: floats with zeros are not read")
+    block = _block(inner, inner("block_structure", kind=list))
+    inner.refuse_unread(frozenset(("observer", "observer_kwargs", "scale_dtype", "zp_dtype")))
     return Scheme(form, kind, bits, size if grouped else -1 if strategy == "channel" else 0, symmetric, block, targets)
 
 
 def _modelopt(get: Getter, name: str) -> EightBits | Nvfp4:
     algorithm = get("quant_algo", kind=str, default="nothing")
     size = get("group_size", kind=int)
-    get.only(frozenset(("config_groups", "has_zero_point", "pre_quant_scale", "version")))
+    get.refuse_unread(frozenset(("config_groups", "has_zero_point", "pre_quant_scale", "version")))
     if get.config.get("pre_quant_scale"):
         raise get.refusal("pre_quant_scale: scales of activations are not read")
     if algorithm.upper() == "NVFP4" and size in (None, Nvfp4().group):
@@ -276,12 +276,12 @@ def _modelopt(get: Getter, name: str) -> EightBits | Nvfp4:
 
 
 def _four_bits(get: Getter, name: str) -> FourBits:
-    get.only()
+    get.refuse_unread()
     return FourBits()
 
 
 def _hqq(get: Getter, name: str) -> Hqq:
-    get.only(frozenset(("quant_config", "dynamic_config", "nbits", "group_size", "axis", "view_as_float")))
+    get.refuse_unread(frozenset(("quant_config", "dynamic_config", "nbits", "group_size", "axis", "view_as_float")))
     return Hqq()
 
 
@@ -291,19 +291,19 @@ def _bitsandbytes(get: Getter, name: str) -> BitsAndBytes:
     kind = get("bnb_4bit_quant_type", kind=str)
     if kind not in (None, "nf4", "fp4"):
         raise get.refusal(f"bnb_4bit_quant_type: {shown(kind)} is not read; nf4 and fp4 are")
-    get.only(BITSANDBYTES)
+    get.refuse_unread(BITSANDBYTES)
     return BitsAndBytes(kind)
 
 
-def _block(get: Getter, said: Any) -> tuple[int, int]:
-    if said is None:
+def _block(get: Getter, size: Any) -> tuple[int, int]:
+    if size is None:
         return BLOCK
-    if not isinstance(said, list) or len(said) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in said):
-        raise get.refusal(f"a block of {shown(str(said))} is not two numbers")
-    return said[0], said[1]
+    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in size):
+        raise get.refusal(f"a block of {shown(str(size))} is not two numbers")
+    return size[0], size[1]
 
 
-METHODS: dict[str, Callable[[Getter, str], Said | None]] = {
+METHODS: dict[str, Callable[[Getter, str], Settings | None]] = {
     "awq": _integers,
     "gptq": _integers,
     "fp8": _eight_bits,

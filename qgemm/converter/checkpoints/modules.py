@@ -1,7 +1,7 @@
-"""Names of modules in a config: as they stand, as regular expressions ("re:..."), or classes of modules ("Linear").
+"""Module names in a config: literal names, regular expressions ("re:...") or classes of modules ("Linear").
 
-Expressions come from files, and Python's matching may take a time that doubles with each character: those that repeat
-a group, or repeat anything more often than real ones do, are refused.
+Expressions come from files, and Python's matching may need time exponential in the length of a name. Expressions that
+repeat a group, or have more repetitions than real ones, are refused.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
 
 EXPRESSION = "re:"
-CLASSES = ("Linear", "Embedding")  # of torch: their names are not those of modules
+CLASSES = ("Linear", "Embedding")  # torch's names; all others are names of modules
 LONGEST = 300  # characters of an expression
-REPEATS = 4  # of an expression: the steps of a match grow with the name's length to this power
+REPEATS = 4  # per expression: the steps of a match grow as the name's length to this power
 ESCAPED = re.compile(r"\\.", re.DOTALL)
 REPEAT, REPEATED_GROUP = re.compile(r"[*+{]"), re.compile(r"\)[*+{]")
-LONGEST_NAME = 200  # of a module, that an expression is matched with
+LONGEST_NAME = 200  # characters of a module's name; longer ones match no expression
 
 
 class Modules(NamedTuple):
-    """Some modules of a model: their names, expressions of names, and whether classes of modules are among them."""
+    """Modules of a model: names, regular expressions of names, and whether they include classes of modules."""
 
     names: frozenset[str] = frozenset()
     expressions: tuple[str, ...] = ()
     classes: bool = False
 
     @classmethod
-    def of(cls, said: Sequence[Any], where: str) -> Modules:
-        """Those that a list of a config names; where: file and field, for the CheckpointError."""
-        if not all(isinstance(each, str) for each in said):
-            raise CheckpointError(f"{where}: {shown(str(said))} is not a list of names of modules")
-        expressions = tuple(each.removeprefix(EXPRESSION) for each in said if each.startswith(EXPRESSION))
-        for each in expressions:
-            _check(each, where)
-        names = frozenset(each for each in said if not each.startswith(EXPRESSION))
-        return cls(names - {*CLASSES}, expressions, any(each in CLASSES for each in said))
+    def parse(cls, entries: Sequence[Any], where: str) -> Modules:
+        """Parse a config's list of modules; where: file and field, for the CheckpointError."""
+        if not all(isinstance(entry, str) for entry in entries):
+            raise CheckpointError(f"{where}: {shown(str(entries))} is not a list of names of modules")
+        expressions = tuple(entry.removeprefix(EXPRESSION) for entry in entries if entry.startswith(EXPRESSION))
+        for expression in expressions:
+            _check(expression, where)
+        names = frozenset(entry for entry in entries if not entry.startswith(EXPRESSION))
+        return cls(names - {*CLASSES}, expressions, any(entry in CLASSES for entry in entries))
 
     def has(self, module: str) -> bool:
-        """Whether a module is named, by its own name or an expression that fits its beginning."""
+        """Whether a module is included, by its name or by an expression that matches from its beginning."""
         if module in self.names:
             return True
-        return len(module) <= LONGEST_NAME and any(re.match(each, module) for each in self.expressions)
+        return len(module) <= LONGEST_NAME and any(re.match(expression, module) for expression in self.expressions)
 
 
 def _check(expression: str, where: str) -> None:
-    """Refuse what is no expression, and one whose matching may take long."""
+    """Refuse an invalid expression, and one whose matching may be slow."""
     bare = ESCAPED.sub("_", expression)
     if len(expression) > LONGEST or len(REPEAT.findall(bare)) > REPEATS or REPEATED_GROUP.search(bare):
         raise CheckpointError(f"{where}: the expression {shown(expression)} repeats too much")

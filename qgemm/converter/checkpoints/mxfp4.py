@@ -1,9 +1,9 @@
-"""Matrices of a checkpoint in MXFP4, as gpt-oss has them: W [..., N, K] as two tensors of bytes.
+"""Matrices of a checkpoint in MXFP4, as gpt-oss stores them: W [..., N, K] as two tensors of bytes.
 
     NAME_blocks  uint8  [..., N, K / 32, 16]  byte j: the code of weight 2 j in the low nibble, of 2 j + 1 in the high
     NAME_scales  uint8  [..., N, K / 32]      e, the power of two 2^(e - 127) that 32 weights share
 
-The codes and scales are those of a .gguf file; the nibbles stand in another order there.
+Codes and scales are those of a .gguf file, which orders the nibbles differently.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 
-from ..arrays import Stored
-from ..weight import Weight, of_tensor, stored_shape
+from ..array_weights import Stored
+from ..weight import Weight, stored_shape, weight_from_tensor
 from .methods import FourBits
 
 MXFP4 = FORMATS["mxfp4"]
-BYTES = MXFP4.weights // 2  # of the codes of a block
-NAN = 255  # as a scale, by the standard; ggml takes it for a number
+BYTES = MXFP4.weights // 2  # bytes of codes per block
+NAN = 255  # scale that is NaN by the standard; ggml reads a number
 BLOCKS, SCALES = "_blocks", "_scales"
 
 
 def matrices(path: str, stored: Mapping[str, Stored], method: FourBits) -> tuple[dict[str, Weight], set[str]]:
     """The matrices of a checkpoint, by the name of their first part, and the names of all parts."""
     names = [name.removesuffix(BLOCKS) for name in stored if name.endswith(BLOCKS)]
-    found = {name + BLOCKS: matrix(name, stored) for name in names}
-    return found, {name + end for name in names for end in (BLOCKS, SCALES)}
+    weights = {name + BLOCKS: matrix(name, stored) for name in names}
+    return weights, {name + end for name in names for end in (BLOCKS, SCALES)}
 
 
 def matrix(name: str, stored: Mapping[str, Stored]) -> Weight:
-    """The matrices whose parts are called `name` and an ending; CheckpointError where these do not fit each other."""
+    """The matrices whose parts are `name` plus a suffix; CheckpointError where the parts contradict each other."""
     blocks, scales = stored[name + BLOCKS], stored.get(name + SCALES)
     shape = blocks.entry.shape
     if (
@@ -49,9 +49,9 @@ def matrix(name: str, stored: Mapping[str, Stored]) -> Weight:
         or shape[-1] != BYTES
         or scales.entry.shape != shape[:-1]
     ):
-        said = "no scales" if scales is None else f"scales {scales.entry.type} {list(scales.entry.shape)}"
-        what = f"blocks {blocks.entry.type} {list(shape)} and {said} are no MXFP4"
-        raise CheckpointError(f"{shown_path(blocks.file.path)}: tensor {shown(name)}: {what}")
+        scale_text = "no scales" if scales is None else f"scales {scales.entry.type} {list(scales.entry.shape)}"
+        rule = f"blocks {blocks.entry.type} {list(shape)} and {scale_text} are no MXFP4"
+        raise CheckpointError(f"{shown_path(blocks.file.path)}: tensor {shown(name)}: {rule}")
     exponents = scales
 
     def read(start: int, stop: int) -> Blocks:
@@ -59,10 +59,10 @@ def matrix(name: str, stored: Mapping[str, Stored]) -> Weight:
         return blocks_of(pairs, exponents.file.read(exponents.entry, start, stop))
 
     weights = stored_shape((*shape[:-2], shape[-2] * MXFP4.weights))
-    return of_blocks(name, weights, read, f"{shown_path(blocks.file.path)}: tensor {shown(name)}")
+    return weight_of_blocks(name, weights, read, f"{shown_path(blocks.file.path)}: tensor {shown(name)}")
 
 
-def of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int], Blocks], who: str) -> Weight:
+def weight_of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int], Blocks], prefix: str) -> Weight:
     """A Weight of MXFP4 blocks that a function reads."""
     count = prod(shape) // MXFP4.weights
 
@@ -72,15 +72,15 @@ def of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int], Bloc
     def native() -> Tensor:
         blocks = whole()
         if (blocks["e"] == NAN).any():
-            raise CheckpointError(f"{who}: a scale is {NAN}, which is no number")
+            raise CheckpointError(f"{prefix}: a scale is {NAN}, which is no number")
         return Tensor(MXFP4, shape, blocks, name)
 
-    return replace(of_tensor(Tensor(MXFP4, shape, whole, name, read)), native=native)
+    return replace(weight_from_tensor(Tensor(MXFP4, shape, whole, name, read)), native=native)
 
 
 def blocks_of(pairs: Bytes, exponents: Bytes) -> Blocks:
-    """Bytes of two codes each, the first in the low nibble, [n, 16], and exponents [n] -> blocks [n]."""
-    made = np.empty(len(pairs), MXFP4.dtype)
-    made["e"] = exponents
-    made["qs"] = pack_nibbles(np.stack([pairs & 15, pairs >> 4], -1).reshape(len(pairs), MXFP4.weights))
-    return made
+    """Bytes of two codes, the first in the low nibble, [n, 16], and exponents [n] -> blocks [n]."""
+    blocks = np.empty(len(pairs), MXFP4.dtype)
+    blocks["e"] = exponents
+    blocks["qs"] = pack_nibbles(np.stack([pairs & 15, pairs >> 4], -1).reshape(len(pairs), MXFP4.weights))
+    return blocks

@@ -1,7 +1,7 @@
-"""Checkpoints that are written: matrices of a group format in the parts of AWQ, GPTQ or compressed-tensors.
+"""Write checkpoints: matrices of a group format in the parts of AWQ, GPTQ or compressed-tensors.
 
-The inverse of awq_gptq.py and compressed.py, whose tables of parts hold here. A part has a row or a column for each row
-of W, so that some rows of W make some rows or columns of each part.
+The inverse of awq_gptq.py and compressed.py, whose tables of parts apply. Every part has a row or a column per row of
+W, so consecutive rows of W are consecutive rows or columns of each part.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Bytes
 from qgemm.formats.groups import group_format
 
-from ..arrays import Stored
+from ..array_weights import Stored
 from ..weight import GROUPS
 from . import bits as packing
 from .awq_gptq import AWQ_COLUMNS, AwqGptqMatrix
@@ -31,7 +31,7 @@ WEIGHT = ".weight"
 
 
 class Part(NamedTuple):
-    """One tensor of a matrix: safetensors' name of its type, its shape, and whether rows of W are columns of it."""
+    """One tensor of a matrix: its safetensors type, its shape, and whether its columns are rows of W."""
 
     type: str
     shape: tuple[int, ...]
@@ -39,19 +39,23 @@ class Part(NamedTuple):
 
 
 class Layout(ABC):
-    """How a method stores matrices. name: what users call it, zeros: the kinds of zeros that it has."""
+    """How a method stores matrices.
+
+    name: its name for users. bits: the widths of codes. one_setting: whether all matrices have the same bits and
+    groups.
+    """
 
     name: str
     bits: tuple[int, ...]
-    one_setting = True  # whether all matrices have the same bits and groups
+    one_setting = True
 
     def holds(self, fmt: Format) -> bool:
-        """Whether it has a place for everything in blocks of a format."""
+        """Whether the layout can store every part of a format's blocks."""
         integer = not fmt.zero_field or fmt.dtype[fmt.zero_field].kind == "u"
         return fmt.family == GROUPS and fmt.code_bits in self.bits and integer and fmt.codebook is None
 
     def refusal(self, fmt: Format, shape: tuple[int, ...]) -> str:
-        """Why a tensor of such a shape is not stored, ""."""
+        """Why a tensor of this shape cannot be stored, "" if it can."""
         if len(shape) != 2:
             return f"{self.name} has matrices alone"
         words = packing.WORD // gcd(packing.WORD, fmt.code_bits)
@@ -61,32 +65,32 @@ class Layout(ABC):
 
     @abstractmethod
     def parts(self, fmt: Format, n: int, k: int) -> dict[str, Part]:
-        """The tensors of a matrix [N, K], by what follows its module's name and a dot."""
+        """The tensors of a matrix [N, K], by their suffix after the module's name and a dot."""
 
     @abstractmethod
     def constants(self, fmt: Format, n: int, k: int) -> dict[str, NDArray[Any]]:
-        """Those of the parts that say nothing of weights."""
+        """The parts that do not depend on weights."""
 
     @abstractmethod
     def rows(self, fmt: Format, rows: Rows) -> dict[str, NDArray[Any]]:
-        """Some rows of W, multiples of 32 but for the last ones, as rows or columns of the other parts."""
+        """Rows of W, a multiple of 32 except at the end, as rows or columns of the other parts."""
 
     @abstractmethod
     def config(self, formats: Mapping[str, Format], plain: Sequence[str]) -> dict[str, Any]:
-        """The quantization_config; formats: of each module that is quantized, plain: the names of the other modules."""
+        """The quantization_config; formats: of each quantized module, plain: the names of the other modules."""
 
     @abstractmethod
     def matrix(self, module: str, stored: Mapping[str, Stored], fmt: Format) -> GroupedMatrix:
-        """The reader of a matrix that was written."""
+        """The reader of a written matrix."""
 
 
 def rows_of(fmt: Format, blocks: Blocks, k: int) -> Rows:
-    """Blocks [rows, K / weights] -> codes [rows, K], scales and zeros [rows, groups]: of each block, or of a row."""
+    """Blocks [rows, K / weights] -> codes [rows, K], scales and zeros [rows, groups]; a group is a block or a row."""
     levels = fmt.decode_levels(blocks.reshape(-1))
     assert levels.scale is not None
-    of_rows = slice(0, 1) if fmt.whole_rows else slice(None)
-    scales = levels.scale.reshape(len(blocks), -1)[:, of_rows]
-    zeros = np.broadcast_to(np.asarray(levels.zero), levels.scale.shape).reshape(len(blocks), -1)[:, of_rows]
+    groups = slice(0, 1) if fmt.whole_rows else slice(None)
+    scales = levels.scale.reshape(len(blocks), -1)[:, groups]
+    zeros = np.broadcast_to(np.asarray(levels.zero), levels.scale.shape).reshape(len(blocks), -1)[:, groups]
     return Rows(levels.codes.reshape(len(blocks), k), scales, zeros.astype(np.uint8))
 
 
@@ -99,36 +103,36 @@ def _scale_type(fmt: Format) -> str:
 
 
 def _scales(fmt: Format, rows: Rows) -> NDArray[Any]:
-    """Scales as they are stored, bits of bfloat16 as uint16."""
+    """Scales in their stored type; bfloat16 as uint16 bits."""
     if _scale_type(fmt) == "F16":
         return rows.scales.astype(np.float16)
     return (rows.scales.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def _words(codes: Bytes, bits: int) -> NDArray[np.int32]:
-    return packing.packed(codes, bits).view(np.int32)
+    return packing.pack_codes(codes, bits).view(np.int32)
 
 
 class _Columns(Layout):
-    """What AWQ and GPTQ share: parts with a column for each row of W."""
+    """The common part of AWQ and GPTQ: parts with a column per row of W."""
 
     @abstractmethod
-    def said(self, fmt: Format) -> Method:
+    def settings(self, fmt: Format) -> Method:
         """The settings of matrices of a format."""
 
     def parts(self, fmt: Format, n: int, k: int) -> dict[str, Part]:
-        groups, words = _groups(fmt, k), packing.words_of(n, fmt.code_bits)
+        groups, words = _groups(fmt, k), packing.word_count(n, fmt.code_bits)
         return {"qzeros": Part("I32", (groups, words), True), "scales": Part(_scale_type(fmt), (groups, n), True)}
 
     def constants(self, fmt: Format, n: int, k: int) -> dict[str, NDArray[Any]]:
         return {}
 
     def matrix(self, module: str, stored: Mapping[str, Stored], fmt: Format) -> GroupedMatrix:
-        return AwqGptqMatrix(module, stored, self.said(fmt))
+        return AwqGptqMatrix(module, stored, self.settings(fmt))
 
     def config(self, formats: Mapping[str, Format], plain: Sequence[str]) -> dict[str, Any]:
-        said = self.said(next(iter(formats.values())))
-        return {"quant_method": said.name, "bits": said.bits, "group_size": said.group}
+        settings = self.settings(next(iter(formats.values())))
+        return {"quant_method": settings.name, "bits": settings.bits, "group_size": settings.group}
 
 
 class Awq(_Columns):
@@ -136,7 +140,7 @@ class Awq(_Columns):
 
     name, bits = "awq", (4,)
 
-    def said(self, fmt: Format) -> Method:
+    def settings(self, fmt: Format) -> Method:
         return Method("awq", 4, -1 if fmt.whole_rows else fmt.weights, 2, None, False)
 
     def parts(self, fmt: Format, n: int, k: int) -> dict[str, Part]:
@@ -155,16 +159,16 @@ class Awq(_Columns):
 
 
 class Gptq(_Columns):
-    """GPTQ: version 1 where zeros are in the middle, as everybody reads, else version 2, which has all of them."""
+    """GPTQ: version 1 where every zero is the middle code, which all readers support, else version 2."""
 
     name, bits = "gptq", (2, 3, 4, 8)
 
-    def said(self, fmt: Format) -> Method:
+    def settings(self, fmt: Format) -> Method:
         version = 2 if fmt.zero_field else 1
         return Method("gptq", fmt.code_bits, -1 if fmt.whole_rows else fmt.weights, version, version == 1, False)
 
     def parts(self, fmt: Format, n: int, k: int) -> dict[str, Part]:
-        words = Part("I32", (packing.words_of(k, fmt.code_bits), n), True)
+        words = Part("I32", (packing.word_count(k, fmt.code_bits), n), True)
         return {"qweight": words, **super().parts(fmt, n, k), "g_idx": Part("I32", (k,))}
 
     def constants(self, fmt: Format, n: int, k: int) -> dict[str, NDArray[Any]]:
@@ -176,9 +180,9 @@ class Gptq(_Columns):
         return {"qweight": words, "qzeros": _words(zeros, fmt.code_bits), "scales": _scales(fmt, rows).T}
 
     def config(self, formats: Mapping[str, Format], plain: Sequence[str]) -> dict[str, Any]:
-        said = self.said(next(iter(formats.values())))
-        form = {"checkpoint_format": "gptq" if said.version == 1 else "gptq_v2", "pack_dtype": "int32"}
-        own = {"desc_act": False, "sym": said.symmetric, "lm_head": False, "modules_to_not_convert": list(plain)}
+        settings = self.settings(next(iter(formats.values())))
+        form = {"checkpoint_format": "gptq" if settings.version == 1 else "gptq_v2", "pack_dtype": "int32"}
+        own = {"desc_act": False, "sym": settings.symmetric, "lm_head": False, "modules_to_not_convert": list(plain)}
         return {**super().config(formats, plain), **form, **own}
 
 
@@ -192,24 +196,24 @@ class CompressedTensors(Layout):
 
     def parts(self, fmt: Format, n: int, k: int) -> dict[str, Part]:
         groups, bits = _groups(fmt, k), fmt.code_bits
-        found = {
-            "weight_packed": Part("I32", (n, packing.words_of(k, bits))),
+        parts = {
+            "weight_packed": Part("I32", (n, packing.word_count(k, bits))),
             "weight_scale": Part(_scale_type(fmt), (n, groups)),
             "weight_shape": Part("I64", (2,)),
         }
-        return found | (
-            {"weight_zero_point": Part("I32", (packing.words_of(n, bits), groups))} if fmt.zero_field else {}
+        return parts | (
+            {"weight_zero_point": Part("I32", (packing.word_count(n, bits), groups))} if fmt.zero_field else {}
         )
 
     def constants(self, fmt: Format, n: int, k: int) -> dict[str, NDArray[Any]]:
         return {"weight_shape": np.array([n, k], np.int64)}
 
     def rows(self, fmt: Format, rows: Rows) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {"weight_packed": _words(rows.codes, fmt.code_bits)}
-        found["weight_scale"] = _scales(fmt, rows)
+        parts: dict[str, NDArray[Any]] = {"weight_packed": _words(rows.codes, fmt.code_bits)}
+        parts["weight_scale"] = _scales(fmt, rows)
         if fmt.zero_field:
-            found["weight_zero_point"] = _words(np.ascontiguousarray(rows.zeros.T), fmt.code_bits).T
-        return found
+            parts["weight_zero_point"] = _words(np.ascontiguousarray(rows.zeros.T), fmt.code_bits).T
+        return parts
 
     def _weights(self, fmt: Format) -> dict[str, Any]:
         strategy = {"strategy": "channel"} if fmt.whole_rows else {"strategy": "group", "group_size": fmt.weights}

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 
 from qgemm.errors import QgemmError
-from qgemm.files.compiled import kept
+from qgemm.files.compiled import load_or_make
 from qgemm.once import Once
 from qgemm.version import pip_install
 
@@ -72,7 +72,7 @@ def built(by: Compiler, source: Source, march: Sequence[str], of_cpu: str = "") 
     """
     facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], of_cpu)
     entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
-    return kept(entry, lambda: stamp(_made(by, source, march), entry), lambda found: stamped(found, entry))
+    return load_or_make(entry, lambda: stamp(_made(by, source, march), entry), lambda found: stamped(found, entry))
 
 
 def compiles(load: Callable[[], object]) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 
-from qgemm.files.compiled import kept
+from qgemm.files.compiled import load_or_make
 
 from .nvrtc import Compiled, compile_cubin, nvrtc_version, options_for
 from .sources import MAX_HEADERS, closure
@@ -28,7 +28,7 @@ def fetched(source: str, arch: str, headers: Mapping[str, str] | None = None) ->
         compiled.append(compile_cubin(source, arch, headers))
         return packed(compiled[0])
 
-    entry = kept(f"{key(source, arch, headers)}.cubin", make)
+    entry = load_or_make(f"{key(source, arch, headers)}.cubin", make)
     return (compiled[0], True) if compiled else (unpacked(entry), False)
 
 

@@ -1,1 +1,1 @@
-"""GGUF: the layout, a strict lazy reader, an atomic writer, and formats stored in parts."""
+"""GGUF: the layout, a strict and lazy reader, an atomic writer, and formats stored in parts."""

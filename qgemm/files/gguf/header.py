@@ -1,7 +1,7 @@
-"""One pass over the header of a mapped .gguf file, which checks every rule and notes where things are.
+"""Check every rule of a mapped .gguf file's header in one pass, and record the offsets of values and tensors.
 
-Lengths are held against the bytes left before anything is done with them. Python's integers do not overflow:
-that a tensor lies inside the file also rules out every size that would wrap in 64 bits.
+Lengths are compared with the remaining bytes before they are used. Python's integers do not overflow: checking that a
+tensor lies inside the file also excludes sizes that would wrap in 64 bits.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from .layout import (
 
 
 class Place(NamedTuple):
-    """Where a key's value is: its type and the byte at which it starts."""
+    """The location of a key's value: its type and the offset where it starts."""
 
     kind: int
-    at: int
+    offset: int
 
 
-PAGE = 4096  # bytes, to which some programs pad tensors
+PAGE = 4096  # bytes; some programs pad tensors to pages
 
 
 class Entry(NamedTuple):
-    """One tensor: blocks of `format`, shape (..., N, K) in weights, first byte in the file."""
+    """One tensor: blocks of `format`, shape (..., N, K) in weights, offset in the file."""
 
     format: Format
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Entry(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A file's place in a split model: which shard, from 0, of how many; the tensors of all, if it says."""
+    """A file's place in a split model: its number, from 0, the number of shards, and of tensors in all, if given."""
 
     shard: int
     shards: int
@@ -84,7 +84,7 @@ class Split(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a checked header says."""
+    """The contents of a checked header."""
 
     version: int
     alignment: int
@@ -94,59 +94,59 @@ class Header(NamedTuple):
 
 
 def read_header(path: str, data: mmap) -> Header:
-    """Check the header of a mapped file; GGUFError names `path`, the place and the first broken rule."""
+    """Check the header of a mapped file; GGUFError names `path`, the key or tensor and the first broken rule."""
     walk = _Walk(path, data)
     version, tensors, keys = walk.counts()
-    found = walk.keys(keys)
-    alignment = walk.alignment(found)
+    places = walk.keys(keys)
+    alignment = walk.alignment(places)
     entries = walk.tensors(tensors)
-    return Header(version, alignment, found, walk.placed(entries, alignment), walk.split(found))
+    return Header(version, alignment, places, walk.placed(entries, alignment), walk.split(places))
 
 
 class _Walk:
-    """Goes over a header from front to back; `place` is what a refusal names."""
+    """Reads a header from front to back; `place` is named by refusals."""
 
     def __init__(self, path: str, data: mmap) -> None:
         self.path, self.data, self.size = path, data, len(data)
-        self.at = 0
+        self.position = 0
         self.place: tuple[str, int | str | bytes | None] = ("header", None)
 
     def refusal(self, rule: str) -> GGUFError:
         """The error for a broken rule at this place."""
-        kind, which = self.place
-        if which is not None:
-            kind += f" number {which}" if isinstance(which, int) else f" {shown(which)}"
+        kind, name = self.place
+        if name is not None:
+            kind += f" number {name}" if isinstance(name, int) else f" {shown(name)}"
         return GGUFError(f"{shown_path(self.path)}: {kind}: {rule}")
 
-    def take(self, size: int, what: str) -> int:
-        """Move over `size` bytes, which must be there; returns where they start."""
-        at, left = self.at, self.size - self.at
+    def take(self, size: int, field: str) -> int:
+        """Move past `size` bytes, which must exist; returns their offset."""
+        offset, left = self.position, self.size - self.position
         if size > left:
-            raise self.refusal(f"the file ends within its {what}: {size} bytes needed, {left} left")
-        self.at = at + size
-        return at
+            raise self.refusal(f"the file ends within its {field}: {size} bytes needed, {left} left")
+        self.position = offset + size
+        return offset
 
-    def u32(self, what: str) -> int:
+    def u32(self, field: str) -> int:
         """Read a u32."""
-        number: int = U32.unpack_from(self.data, self.take(4, what))[0]
+        number: int = U32.unpack_from(self.data, self.take(4, field))[0]
         return number
 
-    def u64(self, what: str) -> int:
+    def u64(self, field: str) -> int:
         """Read a u64."""
-        number: int = U64.unpack_from(self.data, self.take(8, what))[0]
+        number: int = U64.unpack_from(self.data, self.take(8, field))[0]
         return number
 
-    def name(self, most: int) -> bytes:
-        """Read a string, or of one longer than `most` enough to see that it is."""
+    def name(self, limit: int) -> bytes:
+        """Read a string, or the first `limit` + 1 bytes of a longer one."""
         length = self.u64("name")
-        at = self.take(length, "name")
-        return self.data[at : at + min(length, most + 1)]
+        offset = self.take(length, "name")
+        return self.data[offset : offset + min(length, limit + 1)]
 
     def counts(self) -> tuple[int, int, int]:
         """Version, number of tensors, number of keys."""
         start = self.data[:64]
         if not start.startswith(MAGIC):
-            hints = (f", it is {what}" for at, magic, what in NOT_GGUF if start[at:].startswith(magic))
+            hints = (f", it is {name}" for offset, magic, name in NOT_GGUF if start[offset:].startswith(magic))
             raise self.refusal(f"not a GGUF file: it starts with {shown(start[:4])}{next(hints, '')}")
         self.take(len(MAGIC), "magic")
         version = self.u32("version")
@@ -155,14 +155,14 @@ class _Walk:
         if version not in VERSIONS:
             raise self.refusal(f"version {version} is not {' or '.join(map(str, VERSIONS))}")
         tensors, keys = self.u64("tensor count"), self.u64("key count")
-        least, left = tensors * MIN_TENSOR + keys * MIN_KEY, self.size - self.at
+        least, left = tensors * MIN_TENSOR + keys * MIN_KEY, self.size - self.position
         if least > left:
             raise self.refusal(f"{tensors} tensors and {keys} keys need {least} bytes, {left} are left")
         return version, tensors, keys
 
     def keys(self, count: int) -> dict[str, Place]:
-        """Every key."""
-        found: dict[str, Place] = {}
+        """All keys, with the places of their values."""
+        places: dict[str, Place] = {}
         for number in range(count):
             self.place = "key", number
             raw = self.name(MAX_KEY_BYTES)
@@ -170,18 +170,18 @@ class _Walk:
             if rule := broken_key_rule(raw):
                 raise self.refusal(rule)
             key = raw.decode("ascii")
-            if key in found:
+            if key in places:
                 raise self.refusal("this key comes twice")
             kind = self.u32("type")
-            found[key] = Place(kind, self.at)
+            places[key] = Place(kind, self.position)
             if kind == ARRAY:
                 self.skip(self.u32("element type"), self.u64("length"))
             else:
                 self.skip(kind, 1)
-        return found
+        return places
 
     def skip(self, kind: int, count: int) -> None:
-        """Move over values of one type."""
+        """Move past values of one type."""
         if kind == ARRAY:
             raise self.refusal("nested arrays are not read: the readers of GGUF disagree on what they mean")
         if kind == STRING:
@@ -189,39 +189,39 @@ class _Walk:
         elif kind not in NUMBERS:
             raise self.refusal(f"there is no type {kind} of values")
         else:
-            at = self.take(count * NUMBERS[kind].itemsize, "value")
+            offset = self.take(count * NUMBERS[kind].itemsize, "value")
             if kind == BOOL:
-                self.check_bools(at, at + count)
+                self.check_bools(offset, offset + count)
 
     def skip_strings(self, count: int) -> None:
-        """Move over strings; a vocabulary has 256k of them, so the loop calls nothing but unpack."""
-        data, at, last, unpack = self.data, self.at, self.size - 8, U64.unpack_from
+        """Move past strings; a vocabulary has 256k of them, so the loop calls nothing but unpack."""
+        data, position, last, unpack = self.data, self.position, self.size - 8, U64.unpack_from
         for number in range(count):
-            if at > last:
+            if position > last:
                 raise self.refusal(f"the file ends before string {number} of {count}")
-            at += 8 + unpack(data, at)[0]
-        self.take(at - self.at, "string" if count == 1 else "strings")
+            position += 8 + unpack(data, position)[0]
+        self.take(position - self.position, "string" if count == 1 else "strings")
 
     def check_bools(self, start: int, end: int) -> None:
         """Refuse bools that are neither 0 nor 1."""
-        for at in range(start, end, 1 << 16):
-            if other := self.data[at : min(at + (1 << 16), end)].translate(None, b"\0\1"):
-                raise self.refusal(f"a bool must be 0 or 1, is {other[0]}")
+        for offset in range(start, end, 1 << 16):
+            if invalid := self.data[offset : min(offset + (1 << 16), end)].translate(None, b"\0\1"):
+                raise self.refusal(f"a bool must be 0 or 1, is {invalid[0]}")
 
     def alignment(self, keys: dict[str, Place]) -> int:
         """The alignment of the tensor data."""
         if ALIGNMENT not in keys:
             return GGUF_DEFAULT_ALIGNMENT
         self.place = "key", ALIGNMENT
-        kind, at = keys[ALIGNMENT]
-        value = int(read_value(self.data, kind, at)) if kind in INTEGERS else 0  # type: ignore[arg-type]
+        kind, offset = keys[ALIGNMENT]
+        value = int(read_value(self.data, kind, offset)) if kind in INTEGERS else 0  # type: ignore[arg-type]
         if rule := broken_alignment_rule(kind, value):
             raise self.refusal(rule)
         return value
 
     def tensors(self, count: int) -> dict[str, Entry]:
-        """Every tensor, with its offset still counted from the start of the data."""
-        found: dict[str, Entry] = {}
+        """All tensors, with offsets from the start of the data."""
+        entries: dict[str, Entry] = {}
         for number in range(count):
             self.place = "tensor", number
             raw = self.name(MAX_READ_NAME_BYTES)
@@ -229,7 +229,7 @@ class _Walk:
             if rule := broken_name_rule(raw, MAX_READ_NAME_BYTES):
                 raise self.refusal(rule)
             name = raw.decode("utf-8")
-            if name in found:
+            if name in entries:
                 raise self.refusal("this name comes twice")
             dims = self.u32("n_dims")
             if dims not in NE:
@@ -242,35 +242,35 @@ class _Walk:
                 raise self.refusal(f"type {kind} {why}")
             if rule := broken_shape_rule(fmt, ne[::-1]):
                 raise self.refusal(rule)
-            found[name] = Entry(fmt, ne[::-1], offset)
-        return found
+            entries[name] = Entry(fmt, ne[::-1], offset)
+        return entries
 
     def placed(self, tensors: dict[str, Entry], alignment: int) -> dict[str, Entry]:
-        """The tensors with offsets from the start of the file: aligned, inside it, apart from each other.
+        """The tensors with offsets from the start of the file, checked to be aligned, inside it, and disjoint.
 
-        Any order, gaps between tensors, bytes behind the last one or its padding missing do no harm. A gap of a byte
-        and more for each block before it, beyond what padding to a page explains, is none: the blocks have another
-        size, in a file of a fork of llama.cpp to which the type's number is another type.
+        Any order, gaps, and missing or extra bytes after the last tensor are accepted. But a gap beyond a page, of at
+        least one byte per block of the tensor before it, means blocks of another size: the file comes from a fork of
+        llama.cpp that uses the type's number for another type.
         """
-        data = -(-self.at // alignment) * alignment
-        before, end, another = "", 0, inf  # another: the gap from which on the blocks before are others
+        data = -(-self.position // alignment) * alignment
+        before, end, suspicious = "", 0, inf  # suspicious: the smallest gap that means blocks of another size
         for name, entry in sorted(tensors.items(), key=lambda item: item[1].offset):
             self.place = "tensor", name
             if entry.offset % alignment:
                 raise self.refusal(f"offset {entry.offset} is not a multiple of the alignment {alignment}")
             if entry.offset < end:
                 raise self.refusal(f"offset {entry.offset} lies inside tensor {shown(before)}")
-            if entry.offset - end >= another:
+            if entry.offset - end >= suspicious:
                 why = f"lies {entry.offset - end} bytes behind tensor {shown(before)}, whose blocks are of another size"
                 raise self.refusal(f"offset {entry.offset} {why}: {tensors[before].format} of another program")
             before, end = name, entry.offset + entry.nbytes
-            another = max(PAGE, entry.nbytes // entry.format.block_bytes) if entry.format.weights > 1 else inf
+            suspicious = max(PAGE, entry.nbytes // entry.format.block_bytes) if entry.format.weights > 1 else inf
             if data + end > self.size:
                 raise self.refusal(f"the file ends within its data: it has {self.size} of {data + end} bytes")
         return {name: entry._replace(offset=data + entry.offset) for name, entry in tensors.items()}
 
     def split(self, keys: dict[str, Place]) -> Split:
-        """The file's place in a split model: 0 of 1 if it is whole, for which merged files say 0 of 0."""
+        """The file's place in a split model; 0 of 1 for a whole file, for which merged files store 0 of 0."""
         shard = self.counted(SPLIT_NO, keys) or 0
         shards = self.counted(SPLIT_COUNT, keys) or 1
         if shard >= shards:
@@ -279,14 +279,14 @@ class _Walk:
         return Split(shard, shards, self.counted(SPLIT_TENSORS, keys))
 
     def counted(self, key: str, keys: dict[str, Place]) -> int | None:
-        """The value of a key that counts something, None without that key."""
+        """The value of a key that counts, None without the key."""
         if key not in keys:
             return None
         self.place = "key", key
-        kind, at = keys[key]
+        kind, offset = keys[key]
         if kind not in INTEGERS:
             raise self.refusal(f"must be an integer, is {GGUFValueType(kind).name}")
-        value = int(read_value(self.data, kind, at))  # type: ignore[arg-type]
+        value = int(read_value(self.data, kind, offset))  # type: ignore[arg-type]
         if value < 0:
             raise self.refusal(f"must not be negative, is {value}")
         return value

@@ -1,10 +1,10 @@
-"""What a .gguf file is made of, and the rules that its reader and its writer share.
+"""The layout of .gguf files, and the rules that reader and writer share.
 
     offset  bytes  field                                                       (everything is little-endian)
          0      4  magic        "GGUF"
          4      4  version      u32, 2 or 3
-         8      8  tensors      u64, how many
-        16      8  keys         u64, how many
+         8      8  tensors      u64, count
+        16      8  keys         u64, count
         24      .  each key     name (string), type of the value (u32), value
          .      .  each tensor  name (string), n_dims (u32), ne (u64 each, fastest first), type (u32),
                                 offset (u64)
@@ -14,7 +14,7 @@
     string  u64 length, then as many bytes
     array   type of the elements (u32), u64 count, then as many elements
 
-The padding behind the last tensor may be missing.
+The padding after the last tensor may be missing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from qgemm.codec.format import Format
 Value: TypeAlias = bool | str | np.generic | NDArray[Any] | list[str]
 
 MAGIC = b"GGUF"
-VERSIONS = (2, GGUF_VERSION)  # one layout
+VERSIONS = (2, GGUF_VERSION)  # both have the same layout
 MAX_KEY_BYTES = 65535
-MAX_NAME_BYTES = 63  # that are written: ggml keeps 64, one of them a NUL
-MAX_READ_NAME_BYTES = 127  # that are read: diffusion models are made with GGML_MAX_NAME=128
+MAX_NAME_BYTES = 63  # limit of written names: ggml's buffer has 64 bytes with the NUL
+MAX_READ_NAME_BYTES = 127  # limit of read names: diffusion models use GGML_MAX_NAME=128
 MAX_DIMS = 4
 MIN_KEY = 8 + 1 + 4 + 1  # bytes: length, name, type, value
 MIN_TENSOR = 8 + 0 + 4 + 8 + 4 + 8  # bytes: length, name, n_dims, ne, type, offset
@@ -63,7 +63,7 @@ NUMBERS: dict[int, np.dtype[Any]] = {
     GGUFValueType.BOOL: np.dtype("?"),
 }
 INTEGERS = tuple(kind for kind, dtype in NUMBERS.items() if dtype.kind in "iu")
-REMOVED = {  # ggml types that were, and whose ids are not used again
+REMOVED = {  # former ggml types, whose ids are not reused
     4: "Q4_2",
     5: "Q4_3",
     31: "Q4_0_4_4",
@@ -74,7 +74,7 @@ REMOVED = {  # ggml types that were, and whose ids are not used again
     38: "IQ4_NL_8_8",
 }
 NOT_GGUF = (
-    # at  bytes                         what such a file is
+    # (offset, bytes there, kind of file)
     (0, b"version https://git-lfs", "a git-lfs pointer, `git lfs pull` fetches the file itself"),
     (0, b"FUGG", "a byte-swapped GGUF file"),
     (0, b"tjgg", "a GGJT file from before GGUF, convert the model again"),
@@ -85,11 +85,11 @@ NOT_GGUF = (
     (0, b"<", "a web page, perhaps in place of a download"),
 )
 
-# ---------------------------------------------------------------- rules: of each the broken one, or ""
+# ---------------------------------------------------------------- rules: each returns the broken rule, or ""
 
 
 def broken_key_rule(key: bytes) -> str:
-    """For the name of a key."""
+    """The rule that a key's name breaks."""
     if not key:
         return "a key must not be empty"
     if len(key) > MAX_KEY_BYTES:
@@ -99,10 +99,10 @@ def broken_key_rule(key: bytes) -> str:
     return ""
 
 
-def broken_name_rule(name: bytes, most: int = MAX_NAME_BYTES) -> str:
-    """For the name of a tensor, which may be empty."""
-    if len(name) > most:
-        return f"a name must not be longer than {most} bytes"
+def broken_name_rule(name: bytes, limit: int = MAX_NAME_BYTES) -> str:
+    """The rule that a tensor's name breaks; it may be empty."""
+    if len(name) > limit:
+        return f"a name must not be longer than {limit} bytes"
     if b"\0" in name:
         return "a name must not hold NUL"  # "a\0b": one name to Python, another to C
     try:
@@ -113,7 +113,7 @@ def broken_name_rule(name: bytes, most: int = MAX_NAME_BYTES) -> str:
 
 
 def broken_shape_rule(fmt: Format, shape: tuple[int, ...]) -> str:
-    """For the shape of a tensor in weights, (..., N, K)."""
+    """The rule that a tensor's shape (..., N, K) in weights breaks."""
     if not 1 <= len(shape) <= MAX_DIMS:
         return f"{len(shape)} dimensions are not 1 to {MAX_DIMS}"
     if 0 in shape:
@@ -124,7 +124,7 @@ def broken_shape_rule(fmt: Format, shape: tuple[int, ...]) -> str:
 
 
 def broken_alignment_rule(kind: int, value: int) -> str:
-    """For general.alignment, by the type of its value and, if that is UINT32, the value."""
+    """The rule that general.alignment breaks, by the type of its value and, if that is UINT32, the value."""
     if kind != GGUFValueType.UINT32:
         return f"must be UINT32, is {GGUFValueType(kind).name}"
     return "" if value.bit_count() == 1 else f"must be a power of two, is {value}"
@@ -133,27 +133,27 @@ def broken_alignment_rule(kind: int, value: int) -> str:
 # ---------------------------------------------------------------- values
 
 
-def read_value(data: mmap, kind: int, at: int) -> Value:
-    """The value of this type at this byte of a checked file; numbers keep their type, arrays are copies.
+def read_value(data: mmap, kind: int, offset: int) -> Value:
+    """The value of a type at an offset of a checked file; numbers keep their type, arrays are copies.
 
-    Bytes that are not UTF-8 become lone surrogates; `text.encode("utf-8", "surrogateescape")` has them back.
+    Bytes that are not UTF-8 become lone surrogates; `text.encode("utf-8", "surrogateescape")` restores them.
     """
     if kind == STRING:
-        return _read_strings(data, at, 1)[0]
+        return _read_strings(data, offset, 1)[0]
     if kind == ARRAY:
-        kind, count = ELEMENTS.unpack_from(data, at)
-        at += ELEMENTS.size
+        kind, count = ELEMENTS.unpack_from(data, offset)
+        offset += ELEMENTS.size
         if kind == STRING:
-            return _read_strings(data, at, count)
-        return np.ndarray(count, NUMBERS[kind], data, at).copy()
-    number = np.ndarray(1, NUMBERS[kind], data, at)[0]
+            return _read_strings(data, offset, count)
+        return np.ndarray(count, NUMBERS[kind], data, offset).copy()
+    number = np.ndarray(1, NUMBERS[kind], data, offset)[0]
     return bool(number) if kind == BOOL else number
 
 
-def _read_strings(data: mmap, at: int, count: int) -> list[str]:
-    found, unpack = [], U64.unpack_from
+def _read_strings(data: mmap, position: int, count: int) -> list[str]:
+    strings, unpack = [], U64.unpack_from
     for _ in range(count):
-        start = at + 8
-        at = start + unpack(data, at)[0]
-        found.append(str(data[start:at], "utf-8", "surrogateescape"))
-    return found
+        start = position + 8
+        position = start + unpack(data, position)[0]
+        strings.append(str(data[start:position], "utf-8", "surrogateescape"))
+    return strings

@@ -1,6 +1,6 @@
-"""Opening .gguf files: a mapping of names to Tensors whose blocks are views of the mapped file.
+"""Open .gguf files: a mapping of names to Tensors whose blocks are views of the mapped file.
 
-The structure is checked on opening (header.py), the data is read only where it is used (shard.py).
+The structure is checked on opening (header.py); data is read only where it is used (shard.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .shard import Shard
 
 
 class Metadata(Mapping[str, Value]):
-    """The keys of a file in its order; a value is decoded when it is asked for.
+    """The keys of a file in its order; a value is decoded on look-up.
 
     Numbers are NumPy scalars (np.uint32(32)), number arrays NumPy arrays, string arrays lists of str, so that
-    `qgemm.write` gives every value its type back. Bytes that are not UTF-8 come as surrogate escapes.
+    `qgemm.write` preserves the type of every value. Bytes that are not UTF-8 become surrogate escapes.
     """
 
     def __init__(self, shard: Shard, places: Mapping[str, Place]) -> None:
@@ -31,8 +31,8 @@ class Metadata(Mapping[str, Value]):
 
     def __getitem__(self, key: str) -> Value:
         if key not in self._places:
-            what = f"{shown_path(self._shard.path)}: there is no key"
-            raise NameNotFoundError(what, key, self._places, f"; there are {len(self)}, list(file.metadata)")
+            message = f"{shown_path(self._shard.path)}: there is no key"
+            raise NameNotFoundError(message, key, self._places, f"; there are {len(self)}, list(file.metadata)")
         return read_value(self._shard.mapped(), *self._places[key])
 
     def __iter__(self) -> Iterator[str]:
@@ -42,7 +42,7 @@ class Metadata(Mapping[str, Value]):
         return len(self._places)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._places  # Mapping's own would decode the value
+        return key in self._places  # Mapping's default would decode the value
 
     def __repr__(self) -> str:
         return f"<Metadata: {len(self)} keys>"
@@ -51,7 +51,7 @@ class Metadata(Mapping[str, Value]):
 class GGUFFile(Mapping[str, Tensor]):
     """An open .gguf file, or all shards of one: a read-only mapping of names to Tensors, in the file's order.
 
-    Comes from `qgemm.open`. After `close`, names, formats and shapes stay; blocks and metadata do not.
+    `qgemm.open` returns it. After `close`, names, formats and shapes stay usable, blocks and metadata do not.
     """
 
     def __init__(self, shards: list[Shard], part: bool = False) -> None:
@@ -67,9 +67,9 @@ class GGUFFile(Mapping[str, Tensor]):
         for shard in shards:
             total = shard.header.split.tensors
             if total not in (None, len(stored)) and not part:
-                who = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
-                raise GGUFError(f"{who}: is {total}, there are {len(stored)} tensors")
-        # What tells one shard from the next says nothing about the model, and would be wrong in a copy of it.
+                prefix = f"{shown_path(shard.path)}: key {shown(SPLIT_TENSORS)}"
+                raise GGUFError(f"{prefix}: is {total}, there are {len(stored)} tensors")
+        # Keys that number shards do not describe the model, and would be wrong in a copy of it.
         hidden = SPLIT_KEYS if len(shards) > 1 or part else ()
         keys = {key: place for key, place in shards[0].header.keys.items() if key not in hidden}
         self._joiner = gguf_parts.Joiner()
@@ -80,7 +80,7 @@ class GGUFFile(Mapping[str, Tensor]):
         self.closed = False
 
     def _joined(self, keys: dict[str, Place], stored: dict[str, Tensor]) -> tuple[dict[str, Place], dict[str, Tensor]]:
-        """The keys and tensors of a file that holds tensors in parts, as they were before they were written."""
+        """The original keys and tensors of a file with tensors in parts."""
         key, rule = gguf_parts.broken_keys_rule(keys, self._shards[0].mapped())
         if rule:
             raise GGUFError(f"{shown_path(self.path)}: key {shown(key)}: {rule}")
@@ -95,7 +95,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
     @property
     def path(self) -> str:
-        """The path of the file, or of the first shard, as it was given."""
+        """The path of the file or of the first shard, as given to `open`."""
         return self._shards[0].path
 
     @property
@@ -114,14 +114,11 @@ class GGUFFile(Mapping[str, Tensor]):
         return self._shards[0].header.alignment
 
     def place(self, name: str) -> tuple[str, int]:
-        """The path of the file that holds a tensor, and the byte at which its blocks start there.
-
-        Of a tensor in parts the place is that of the first.
-        """
+        """The path of the file that holds a tensor, and the offset of its blocks, or of its first part, there."""
         return self._places[name]
 
     def close(self) -> None:
-        """Let go of the files. Blocks in other hands stay valid."""
+        """Close the files. Views of blocks stay valid."""
         self.closed = True
         self._joiner.forget()
         for shard in self._shards:
@@ -135,8 +132,8 @@ class GGUFFile(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._tensors:
-            what = f"{shown_path(self.path)}: there is no tensor"
-            raise NameNotFoundError(what, name, self._tensors, "; `qgemm info` lists the names")
+            message = f"{shown_path(self.path)}: there is no tensor"
+            raise NameNotFoundError(message, name, self._tensors, "; `qgemm info` lists the names")
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -151,17 +148,17 @@ class GGUFFile(Mapping[str, Tensor]):
 
 
 def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
-    """Open a .gguf file or, given its first shard, a split model; part: any shard of one, alone.
+    """Open a .gguf file or, given its first shard, a split model; part: a single shard of one.
 
-    The blocks of a tensor are a view of the mapped file, which costs no memory and no time. If another program cuts the
-    file short while they are read, the system ends the process (SIGBUS). copy: they are read into memory when they are
-    first used, and stay there until the file is closed; a file that was cut is then an error like any other.
+    The blocks of a tensor are a view of the mapped file, which costs no memory and no time. If another program
+    truncates the file while they are read, the system ends the process (SIGBUS). copy: blocks are read into memory on
+    first use, and stay there until the file is closed; a truncated file is then an ordinary error.
 
     >>> with qgemm.open("model.gguf") as model:
     ...     weight = model["blk.0.attn_q.weight"]
 
-    Raises GGUFError, naming the file, the tensor or key, and the rule, for whatever is not well-formed GGUF;
-    its subclass GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
+    Raises GGUFError, naming the file, the tensor or key, and the rule, for a malformed file; its subclass
+    GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
     """
     with ExitStack() as undo:
         first = undo.enter_context(closing(Shard(path, copy=copy)))
@@ -170,23 +167,23 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
             shard = undo.enter_context(closing(Shard(sibling, copy=copy)))
             number, count, _ = shard.header.split
             if (number, count) != (len(shards), first.header.split.shards):
-                who = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
-                raise GGUFError(f"{who}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
+                prefix = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
+                raise GGUFError(f"{prefix}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
             shards.append(shard)
-        opened = GGUFFile(shards, part)
+        file = GGUFFile(shards, part)
         undo.pop_all()
-    return opened
+    return file
 
 
 def _siblings(shard: Shard) -> list[str]:
-    """The paths of the other shards of a model, given the first."""
+    """The paths of the other shards of a model, from the first."""
     number, count, _ = shard.header.split
     if count == 1:
         return []
-    name, who = shard_name(shard.path, ".gguf"), shown_path(shard.path)
+    name, prefix = shard_name(shard.path, ".gguf"), shown_path(shard.path)
     if name is None or (name.number, name.shards) != (number + 1, count):
         end = ShardName("", number + 1, count, ".gguf").path(number + 1)
-        raise GGUFError(f"{who}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {end}")
+        raise GGUFError(f"{prefix}: key {shown(SPLIT_COUNT)}: is {count}, but the name does not end in {end}")
     if number:
-        raise GGUFError(f"{who}: is shard {number + 1} of {count}: open the first, {shown_path(name.path(1))}")
+        raise GGUFError(f"{prefix}: is shard {number + 1} of {count}: open the first, {shown_path(name.path(1))}")
     return name.paths()[1:]

@@ -1,8 +1,8 @@
-"""One open .gguf file, and the blocks of a tensor in it: to copies and other processes a path and an offset.
+"""One open .gguf file and the blocks of its tensors, which are pickled as a path and an offset.
 
-What was checked on opening stays true: before bytes are handed out, the file must still have the size and modification
-time that it had. Only a file that is cut short while bytes of its mapping are being read ends the process by SIGBUS, as
-any mapping does; `read`, and blocks that are copied, come through the descriptor and end in an error instead.
+The checks on opening stay valid: before bytes are handed out, size and modification time of the file are compared. Only
+a file that is truncated while its mapping is being read ends the process by SIGBUS, as any mapping does; `read`, and
+copied blocks, use the descriptor and raise an error instead.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import numpy as np
 
 from qgemm.codec.format import Blocks
 from qgemm.errors import GGUFError
-from qgemm.files.paths import Opened, PathLike, path_string, shown_path, system_errors
+from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path, system_errors
 from qgemm.tensor import Tensor
 
 from .header import Entry, read_header
 
 
 class Link(NamedTuple):
-    """A file to be opened again: its absolute path, its size and modification time, and whether blocks are copied."""
+    """A file to reopen: its absolute path, size and modification time, and whether blocks are copied."""
 
     path: str
     stamp: tuple[int, int]
@@ -34,34 +34,34 @@ class Link(NamedTuple):
 
 
 class Shard:
-    """One open file: its header, its mapping, and the guard between its bytes and their readers."""
+    """One open file: its header and its mapping, whose readers are guarded against changes."""
 
     def __init__(self, path: PathLike, fd: int | None = None, copy: bool = False) -> None:
-        """fd: of the file, if it is open already. copy: blocks are read into memory when they are first used."""
+        """fd: the descriptor of the file if it is already open. copy: blocks are read into memory on first use."""
         self.path = path = path_string(path)
         self._absolute = os.path.abspath(path)
-        self._file = Opened(path, fd=fd)
+        self._file = RegularFile(path, fd=fd)
         with ExitStack() as undo, system_errors(path, "read"):
             undo.callback(self._file.close)
             try:
                 mapped = mmap(self._file.fd, self._file.size, access=ACCESS_READ)
-            except ValueError as error:  # it shrank just now
+            except ValueError as error:  # truncated after it was opened
                 raise GGUFError(f"{shown_path(path)}: cannot be mapped: {error}") from error
             undo.callback(mapped.close)
             self.header = read_header(path, mapped)
             undo.pop_all()
         self._mapped: mmap | None = mapped
-        self._copies: dict[int, Blocks] | None = {} if copy else None  # by offset
+        self._copies: dict[int, Blocks] | None = {} if copy else None  # offset -> blocks
         self._lock = Lock()
 
     def mapped(self) -> mmap:
-        """The bytes of the file, if they are still those that were checked."""
-        self._file.check()  # reading behind a new end would be a SIGBUS
-        assert self._mapped is not None, "there is none only once the file is closed"
+        """The mapped bytes, if the file has not changed."""
+        self._file.check()  # reading beyond a new end would be a SIGBUS
+        assert self._mapped is not None, "only a closed file has no mapping"
         return self._mapped
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by its name, in the file's order; its blocks stay in the file until they are asked for."""
+        """Every tensor with its name, in the file's order; blocks are read on use."""
         for name, entry in self.header.tensors.items():
             blocks = StoredBlocks(self, entry)
             yield name, Tensor(entry.format, entry.shape, blocks, name, blocks.read)
@@ -73,23 +73,23 @@ class Shard:
             return view
         with self._lock:
             if entry.offset not in self._copies:
-                found = self.read(entry, 0, entry.nbytes // entry.format.block_bytes).reshape(entry.block_shape)
-                found.flags.writeable = False
-                self._copies[entry.offset] = found
+                copy = self.read(entry, 0, entry.nbytes // entry.format.block_bytes).reshape(entry.block_shape)
+                copy.flags.writeable = False
+                self._copies[entry.offset] = copy
             return self._copies[entry.offset]
 
     def read(self, entry: Entry, start: int, stop: int) -> Blocks:
-        """Blocks start to stop of a tensor, read into memory of their own."""
+        """Blocks start to stop of a tensor, copied."""
         size = entry.format.block_bytes
         return self._file.read(entry.offset + start * size, (stop - start) * size).view(entry.format.dtype)
 
     def link(self) -> Link:
-        """What another process needs to open the file; GGUFError if it was closed or changed."""
+        """The link by which another process reopens the file; GGUFError if it was closed or changed."""
         self._file.check()
         return Link(self._absolute, self._file.stamp, self._copies is not None)
 
     def close(self) -> None:
-        """Let go of the file. Views in other hands keep the mapping, which is never closed itself, alive."""
+        """Close the file. Existing views keep its mapping alive."""
         self._mapped = None
         if self._copies is not None:
             self._copies = {}
@@ -97,10 +97,10 @@ class Shard:
 
 
 class StoredBlocks:
-    """The blocks of one tensor: all of them when it is called, a range by `read`.
+    """The blocks of one tensor: all of them when called, a range by `read`.
 
-    Pickled or copied it is a Link and the tensor's entry. The file is then opened at first use, once for all tensors of
-    a process that came so, and must be the one that it was.
+    It is pickled or copied as a Link and the tensor's entry. The file is then reopened on first use, once per process
+    for all its tensors, and must not have changed.
     """
 
     def __init__(self, shard: Shard | Link, entry: Entry) -> None:
@@ -111,7 +111,7 @@ class StoredBlocks:
         return self._opened().blocks(self._entry)
 
     def read(self, start: int, stop: int) -> Blocks:
-        """Blocks start to stop, in memory of their own."""
+        """Blocks start to stop, copied."""
         return self._opened().read(self._entry, start, stop)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -120,20 +120,20 @@ class StoredBlocks:
 
     def _opened(self) -> Shard:
         if isinstance(self._shard, Link):
-            self._shard = _opened_again(self._shard)
+            self._shard = _reopen(self._shard)
         return self._shard
 
 
-_AGAIN: WeakValueDictionary[Link, Shard] = WeakValueDictionary()  # those opened by a link
+_REOPENED: WeakValueDictionary[Link, Shard] = WeakValueDictionary()  # files opened by a link
 
 
-def _opened_again(link: Link) -> Shard:
-    """The file of a link; GGUFError if it is not the one that it was."""
-    shard = _AGAIN.get(link)
+def _reopen(link: Link) -> Shard:
+    """Reopen the file of a link; GGUFError if it has changed."""
+    shard = _REOPENED.get(link)
     if shard is None:
         shard = Shard(link.path, copy=link.copy)
         if shard.link() != link:
             shard.close()
             raise GGUFError(f"{shown_path(link.path)}: changed since its tensors were pickled or copied")
-        _AGAIN[link] = shard
+        _REOPENED[link] = shard
     return shard

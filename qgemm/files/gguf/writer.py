@@ -1,8 +1,8 @@
-"""Writing .gguf files through the gguf package: exactly, a piece at a time, and whole or not at all.
+"""Write .gguf files through the gguf package: exactly, piece by piece, and whole or not at all.
 
-The new file takes its place once it is complete and on the disk (files/atomic.py). So a write that is interrupted
-leaves the old file, and a write onto an open input leaves its readers the old bytes. What `write` accepts, `open`
-accepts: both ask the rules of layout.py.
+The new file replaces an old one only when it is complete and on the disk (files/atomic.py). So an interrupted write
+keeps the old file, and readers of an input that is overwritten keep the old bytes. `write` accepts only files that
+`open` accepts: both check the rules of layout.py.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from .layout import (
 )
 from .parts import LAYOUT, OURS, RESERVED, VERSION, is_part, parts_of, stored_keys
 
-PIECE = 4 << 20  # bytes of a tensor in memory at a time, where they must be copied at all
+PIECE = 4 << 20  # bytes of a tensor copied at a time, if they must be copied
 MAX_ALIGNMENT = 1 << 20  # GGUFWriter builds its padding as a list of ints
 
 KINDS = {dtype.str: GGUFValueType(kind) for kind, dtype in NUMBERS.items()}
-PYTHON_INT = [np.dtype(name) for name in ("<u4", "<i4", "<i8", "<u8")]  # it becomes the first that holds it
+PYTHON_INT = [np.dtype(name) for name in ("<u4", "<i4", "<i8", "<u8")]  # an int gets the first type that holds it
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-PLAIN = {  # NumPy's name of a dtype: its format
+PLAIN = {  # NumPy's name of a dtype -> format
     **{fmt.dtype.name: fmt for fmt in GGML_TYPES.values() if fmt.plain and fmt.name != "bf16"},
     "bfloat16": GGML_TYPES[GGMLQuantizationType.BF16],
 }
@@ -61,15 +61,14 @@ def write(
 ) -> None:
     """Write tensors [..., N, K] and metadata, in their order, to a .gguf file, which replaces any old one.
 
-    tensors: Tensors of ggml's formats, others in parts (parts.py), arrays of float16, float32,
-    float64, bfloat16, int8 to int64. Each is looked up twice, for its format and shape, later for its blocks, and
-    let go: a mapping may make them on demand.
-    metadata: what `qgemm.open(path).metadata` gives keeps its type. Of Python's own, bool becomes BOOL, int
-    the first of UINT32, INT32, INT64, UINT64 that holds it, float FLOAT32 (FLOAT64 if it is too large), str
-    STRING, a list of one of these an array, an empty list an array of strings.
+    tensors: Tensors of ggml's formats, others in parts (parts.py), arrays of float16, float32, float64, bfloat16, int8
+    to int64. Each is looked up twice, first for its format and shape, later for its blocks, and then released: the
+    mapping may create tensors on look-up. metadata: values from `qgemm.open(path).metadata` keep their types. Of
+    Python's types, bool becomes BOOL, int the first of UINT32, INT32, INT64, UINT64 that holds it, float FLOAT32
+    (FLOAT64 if it is too large), str STRING, a list of one of these an array, an empty list an array of strings.
 
-    Raises GGUFError, naming the file, the tensor or key, and the rule, or TypeError for what GGUF has no type
-    for, both before anything is written; GGUFAccessError if the system fails, where an old file is intact.
+    Raises GGUFError, naming the file, the tensor or key, and the rule, or TypeError for types that GGUF lacks, both
+    before anything is written; GGUFAccessError if the system fails, and an old file is then intact.
     """
     with drafting(path, tensors, metadata) as draft:
         for key, planned in draft.plans.items():
@@ -84,15 +83,15 @@ def write(
 
 
 class Draft:
-    """A .gguf file that has everything but the data of its tensors, under a temporary name.
+    """A .gguf file under a temporary name, complete but for the data of its tensors.
 
-    plans: by name, what each tensor is stored as: by name, itself or its parts.
+    plans: tensor name -> name -> plan of the tensors that store it: itself or its parts.
     """
 
     def __init__(
         self, where: str, fd: int, plans: Mapping[str, Mapping[str, Plan]], head: memoryview, alignment: int
     ) -> None:
-        """head: what is before the data of the tensors."""
+        """head: the bytes before the data of the tensors."""
         self.where, self.plans = where, plans
         self._fd, self._next, self._end = fd, {}, {}
         start = len(head)
@@ -104,9 +103,9 @@ class Draft:
         write_at(fd, 0, head)
 
     def append(self, part: str, piece: NDArray[Any] | memoryview) -> None:
-        """Write what follows in a part of a tensor; the order of the parts does not matter."""
-        at = self._next[part]
-        self._next[part] += write_at(self._fd, at, piece)
+        """Write the next bytes of a part of a tensor; parts may be written in any order."""
+        offset = self._next[part]
+        self._next[part] += write_at(self._fd, offset, piece)
         assert self._next[part] <= self._end[part], f"{part} is longer than was planned"
 
     def complete(self) -> bool:
@@ -123,30 +122,30 @@ def drafting(
     replace: bool = True,
     part: bool = False,
 ) -> Iterator[Draft]:
-    """A .gguf file to append the data of these tensors to, none of which is looked at: for `write`, see there.
+    """A new .gguf file to which the data of these tensors is appended; only their formats and shapes are read.
 
-    The file takes its place when the body is done and all data is on the disk; check, replace: see `replacing`.
-    part: it is one shard of several, by the keys in its metadata.
+    The file takes its name when the body is done and all data is on the disk; check, replace: see `replacing`.
+    part: the metadata marks it as one shard of several. For the rest see `write`.
     """
     name = path_string(path)
     where = shown_path(name)
     values = _typed_metadata(where, metadata or {})
-    plans = _planned(where, tensors)
+    plans = _plans(where, tensors)
     stored = {part: plan for parts in plans.values() for part, plan in parts.items()}
     parted = stored.keys() != plans.keys()
     _check_special_keys(where, values, None if part else len(stored), RESERVED if parted else (VERSION,))
     if parted:
         values = stored_keys(values, _typed(OURS), _typed(np.uint32(LAYOUT)))
 
-    writer = _Writer(None, arch="")  # "" adds no general.architecture: the metadata has it, or nothing does
+    writer = _Writer(None, arch="")  # "" adds no general.architecture: only the metadata may
     for key, value in values.items():
         writer.add_key_value(key, value.value, value.type, value.sub_type)
     if ALIGNMENT in values:
         writer.data_alignment = int(values[ALIGNMENT].value)
     for key, plan in stored.items():
-        # Any dtype but uint8 says that the shape is in weights, so that the package does not compute one with
-        # its table of block sizes, in which Q8_1's is wrong.
-        kind: Any = plan.type  # the package knows no name for the newest types, and writes the number
+        # Any dtype but uint8 marks the shape as one in weights, so that the package does not use its table of block
+        # sizes, which is wrong for Q8_1.
+        kind: Any = plan.type  # a number, since the package lacks the newest types
         writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, kind)
 
     with replacing(name, check, replace) as fd:
@@ -156,23 +155,23 @@ def drafting(
 
 
 class _Writer(GGUFWriter):
-    """GGUFWriter with its packing of values replaced.
+    """GGUFWriter with another packing of values.
 
-    Its own refuses empty arrays, takes numbers through Python's floats, which changes some NaNs, and needs
-    seconds for a large array. It opens the file by its name, so it gets none.
+    The package's own refuses empty arrays, converts numbers through Python's floats, which changes some NaNs, and needs
+    seconds for a large array. It also opens files by name, so it gets no name here.
     """
 
     def head(self) -> memoryview:
-        """What is before the data of the tensors: header, metadata, names and shapes, padding."""
-        made = io.BytesIO()
-        file: Any = io.BufferedWriter(made)
+        """The bytes before the data of the tensors: header, metadata, names and shapes, padding."""
+        buffer = io.BytesIO()
+        file: Any = io.BufferedWriter(buffer)
         self.fout, self.state = [file], WriterState.EMPTY
         self.write_header_to_file()
         self.write_kv_data_to_file()
         self.write_ti_data_to_file()
         self.write_padding(file, file.tell())
         file.flush()
-        return made.getbuffer()
+        return buffer.getbuffer()
 
     def _pack_val(
         self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
@@ -190,11 +189,11 @@ class _Writer(GGUFWriter):
         return b"".join(parts)
 
 
-# ---------------------------------------------------------------- what is to be written, checked
+# ---------------------------------------------------------------- checks before writing
 
 
 class Plan(NamedTuple):
-    """What a tensor is in the file: format, ggml type, shape (..., N, K) in weights, bytes."""
+    """How a tensor is stored: format, ggml type, shape (..., N, K) in weights, bytes."""
 
     format: Format
     type: int
@@ -203,12 +202,12 @@ class Plan(NamedTuple):
 
 
 @contextmanager
-def _naming(who: str) -> Iterator[None]:
-    """Put who is concerned in front of the errors of the body."""
+def _naming(prefix: str) -> Iterator[None]:
+    """Prefix the body's errors with the name of the tensor or key."""
     try:
         yield
     except (GGUFError, TypeError) as error:
-        raise type(error)(f"{who}: {error}") from error
+        raise type(error)(f"{prefix}: {error}") from error
 
 
 def _typed_metadata(where: str, metadata: Mapping[str, Any]) -> dict[str, GGUFValue]:
@@ -223,8 +222,8 @@ def _typed_metadata(where: str, metadata: Mapping[str, Any]) -> dict[str, GGUFVa
     return values
 
 
-def _planned(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, Plan]]:
-    """By name, what each tensor is stored as: by name, itself or its parts."""
+def _plans(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, Plan]]:
+    """Tensor name -> name -> plan of the tensors that store it: itself or its parts."""
     plans: dict[str, dict[str, Plan]] = {}
     seen: set[bytes] = set()
     for name in tensors:
@@ -267,7 +266,7 @@ def _plan(tensor: Tensor) -> Plan:
 def _check_special_keys(
     where: str, values: Mapping[str, GGUFValue], tensors: int | None, reserved: Collection[str]
 ) -> None:
-    """Refuse what would send `open` looking for other data or other files; tensors: of a file that is no shard."""
+    """Refuse keys that would point `open` to other data or files; tensors: their number, None for a shard."""
     for key, value in values.items():
         rule = "is written with kbit tensors, not given" if key in reserved else ""
         number = int(value.value) if value.type in INTEGERS else None
@@ -304,7 +303,7 @@ def _typed(value: Any) -> GGUFValue:
 
 
 def _utf8(text: str) -> bytes:
-    """The bytes of a string; the surrogate escapes that `open` gives become the bytes they stand for."""
+    """The bytes of a string; surrogate escapes from `open` become the original bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -312,7 +311,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _numbers(value: Any) -> NDArray[Any]:
-    """A number, or a list of numbers of one type, as an array of the dtype that it gets in a file."""
+    """A number, or a list of numbers of one type, as an array in the dtype that the file stores."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     items = value if isinstance(value, (list, tuple)) else [value]
@@ -322,10 +321,10 @@ def _numbers(value: Any) -> NDArray[Any]:
     elif types == {bool}:
         dtype = np.dtype("?")
     elif all(issubclass(t, int) and t is not bool for t in types):
-        least, most = min(items), max(items)
-        fitting = [d for d in PYTHON_INT if np.iinfo(d).min <= least and most <= np.iinfo(d).max]
+        least, greatest = min(items), max(items)
+        fitting = [d for d in PYTHON_INT if np.iinfo(d).min <= least and greatest <= np.iinfo(d).max]
         if not fitting:
-            raise GGUFError(f"{least} to {most} are too large for 64 bits")
+            raise GGUFError(f"{least} to {greatest} are too large for 64 bits")
         dtype = fitting[0]
     elif all(issubclass(t, (int, float)) and t is not bool for t in types):
         large = any(isfinite(item) and abs(item) > LARGEST_FLOAT32 for item in items)
@@ -337,7 +336,7 @@ def _numbers(value: Any) -> NDArray[Any]:
 
 
 def _tensor(tensor: Any) -> Tensor:
-    """A Tensor, or an array as a Tensor of the plain format that its dtype has in a file."""
+    """A Tensor, or an array as a Tensor of the plain format in which a file stores its dtype."""
     if isinstance(tensor, Tensor):
         return tensor
     if not isinstance(tensor, np.ndarray):
@@ -345,13 +344,13 @@ def _tensor(tensor: Any) -> Tensor:
     fmt = PLAIN.get(tensor.dtype.name)
     if fmt is None:
         raise TypeError(f"GGUF has no type for arrays of {tensor.dtype}, only for {', '.join(PLAIN)}")
-    array = np.asarray(tensor)  # of no subclass, whose shapes may have rules of their own
+    array = np.asarray(tensor)  # subclasses may have special shapes
     bits = array.view(fmt.dtype) if fmt.name == "bf16" else array
     return Tensor(fmt, array.shape, lambda: bits)
 
 
 def _pieces(tensor: Tensor, plan: Plan) -> Iterator[memoryview]:
-    """The bytes of a tensor in order; what is contiguous is not copied, what is not a piece at a time."""
+    """The bytes of a tensor in order; contiguous blocks are not copied, others piece by piece."""
     blocks = tensor.blocks
     if _plan(tensor) != plan or blocks.nbytes != plan.nbytes:
         raise GGUFError(f"is {tensor!r} with {blocks.nbytes} bytes of blocks when it is written, was {plan}")

@@ -1,0 +1,285 @@
+"""Products on the CPU beside ggml's CPU library and, for "a16", NumPy on dense float32 weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from qgemm.arguments import ACTIVATIONS, Activation
+from qgemm.cli.weights import random_blocks
+from qgemm.errors import QgemmError
+from qgemm.formats import FORMATS
+from qgemm.ops import matmul
+from qgemm.parallel import workers
+from qgemm.tensor import Tensor
+from qgemm.text import columns
+
+from .ggml import LAYOUTS, Ggml
+from .goals import A16_OVER_A8, FIRST_S, HOST_US, OVER_GGML, OVER_GGML_AVX2, OVER_NUMPY, WARM_MS
+from .turns import Calls, Worker, burst, least
+
+COMPARED = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q4_1", "q5_0", "q5_1", "mxfp4")
+OTHERS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs")  # without goals, measured for the first shape only
+NAMES = (*COMPARED, *OTHERS)
+SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
+ROWS = ((1, "hot"), (1, "DRAM"), (16, "hot"), (512, "hot"))  # M, source of W
+AVX2 = (("q4_0", 1), ("q4_0", 128), ("q4_k", 1), ("q4_k", 128))  # formats and M of products without AVX-512
+AVX2_COMPILER = "cc -mno-avx512f -mno-avxvnni"
+ROTATED = 128 << 20  # bytes of weights multiplied in turn for "DRAM": more than the caches hold
+ROUNDS = 7
+DISAGREEMENT = 0.03  # largest difference to ggml, relative to max |y|: both quantize x, in different ways
+NUMPY, GGML = "NumPy", tuple(f"ggml {layout}" for layout in LAYOUTS)
+
+
+class Options(NamedTuple):
+    """Folders with builds of ggml, one with a build without AVX-512, formats, shapes, rounds of bursts."""
+
+    ggml: Sequence[Path]
+    avx2: Path | None = None
+    names: Sequence[str] = NAMES
+    shapes: Sequence[tuple[int, int]] = SHAPES
+    rounds: int = ROUNDS
+
+
+class Case(NamedTuple):
+    """One product, by all values that determine its data."""
+
+    format: str
+    n: int
+    k: int
+    m: int
+    where: str = "hot"  # or DRAM
+    isa: str = "native"  # or AVX2
+
+    def blocks(self) -> Any:
+        """Random blocks [N, K / weights]."""
+        return random_blocks(FORMATS[self.format], self.n, self.k, np.random.default_rng(0))
+
+    def x(self) -> Any:
+        """Random activations [M, K]."""
+        return np.random.default_rng(1).standard_normal((self.m, self.k), np.float32)
+
+    def copies(self, nbytes: int) -> int:
+        """The number of copies of W that are multiplied in turn."""
+        return 1 if self.where == "hot" else -(-ROTATED // nbytes)
+
+
+class Row(NamedTuple):
+    """A case and the least milliseconds of each call."""
+
+    case: Case
+    ms: dict[str, float]
+
+    def goals(self) -> Iterator[tuple[str, float, float, float]]:
+        """Its comparisons: a name, the measured ratio, the required ratio and the aim."""
+        case, ms = self.case, self.ms
+        theirs = min((ms[name] for name in GGML if name in ms), default=None)
+        ratio = None if theirs is None else theirs / ms["a8"]
+        if case.isa == "AVX2" and ratio is not None:
+            yield "ggml / a8", ratio, OVER_GGML_AVX2, OVER_GGML_AVX2
+        elif ratio is not None:
+            goals = OVER_GGML.get(case.format) if (case.n, case.k) == SHAPES[0] else None
+            yield "ggml / a8", ratio, *(goals[ROWS.index((case.m, case.where))] if goals else (0.0, 0.0))
+        if NUMPY in ms and case.m in OVER_NUMPY:
+            yield f"{NUMPY} / a16", ms[NUMPY] / ms["a16"], *OVER_NUMPY[case.m]
+        if case.m == 1 and "a16" in ms and case.where == "hot":
+            yield "a8 / a16", ms["a8"] / ms["a16"], 1 / A16_OVER_A8, 1.0
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**self.case._asdict(), "ms": {name: float(f"{ms:.4g}") for name, ms in self.ms.items()}}
+
+
+def ours(activations: Sequence[Activation]) -> Callable[[Case], Calls]:
+    """In a worker: qgemm.matmul."""
+
+    def prepare(case: Case) -> Calls:
+        blocks, x, fmt = case.blocks(), case.x(), FORMATS[case.format]
+        weights = [Tensor(fmt, (case.n, case.k), blocks.copy()) for _ in range(case.copies(blocks.nbytes))]
+        outs: dict[str, Any] = {name: np.empty((case.m, case.n), np.float32) for name in activations}
+        calls: dict[str, Any] = {
+            name: [partial(matmul, x, w, name, out=outs[name]) for w in weights] for name in activations
+        }
+        return Calls(calls, lambda name: outs[name], lambda: None)
+
+    return prepare
+
+
+def of_ggml(folder: Path, threads: int) -> Callable[[Case], Calls]:
+    """In a worker: ggml's products, by layout."""
+    library = Ggml(folder, threads)
+
+    def prepare(case: Case) -> Calls:
+        blocks, x, fmt = case.blocks(), case.x(), FORMATS[case.format]
+        copies = case.copies(blocks.nbytes)
+        variants = {name: [library.product(fmt, blocks, x, layout) for _ in range(copies)]
+                for name, layout in zip(GGML, LAYOUTS, strict=True)}  # fmt: skip
+        calls = {
+            name: [product for product in copies_of_w if product]
+            for name, copies_of_w in variants.items()
+            if copies_of_w[0]
+        }
+
+        def close() -> None:
+            for copies_of_w in calls.values():
+                for product in copies_of_w:
+                    product.free()
+
+        return Calls(calls, lambda name: calls[name][0].y(), close)
+
+    return prepare
+
+
+def of_numpy() -> Callable[[Case], Calls]:
+    """In a worker: x @ W.T of dense float32 weights."""
+
+    def prepare(case: Case) -> Calls:
+        x, w = case.x(), FORMATS[case.format].dequantize(case.blocks())
+        y = np.empty((case.m, case.n), np.float32)
+        return Calls({NUMPY: [lambda: np.matmul(x, w.T, out=y)]}, lambda name: y, lambda: None)
+
+    return prepare
+
+
+def run(options: Options) -> dict[str, Any]:
+    """All rows as a document; the fastest of several builds of ggml counts in each row."""
+    threads = workers()
+    version = Ggml(options.ggml[0], threads).version
+    counts = {"QGEMM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    pool = {f"ggml {i}": Worker(of_ggml, (path, threads), counts) for i, path in enumerate(options.ggml)}
+    pool |= {"qgemm": Worker(ours, (ACTIVATIONS,), counts), NUMPY: Worker(of_numpy, (), counts)}
+    cases = [
+        Case(name, *shape, *row)
+        for shape in options.shapes
+        for name in options.names
+        if name in COMPARED or shape == options.shapes[0]
+        for row in ROWS
+    ]
+    rows_measured = list(measured(pool, cases, options.rounds))
+    if options.avx2 is not None:
+        narrow = {**counts, "CC": AVX2_COMPILER}
+        pool = {
+            "ggml": Worker(of_ggml, (options.avx2, threads), counts),
+            "qgemm": Worker(ours, (("a8",),), narrow),
+        }
+        cases = [Case(name, *SHAPES[0], m, isa="AVX2") for name, m in AVX2 if name in options.names]
+        rows_measured += measured(pool, cases, options.rounds)
+    rows = [row.document() for row in rows_measured]
+    return {"cpu": cpu_name(), "threads": threads, "ggml": version, **host(), "rows": rows}
+
+
+def measured(pool: Mapping[str, Worker], cases: Sequence[Case], rounds: int) -> Iterator[Row]:
+    """A row for each case, with a bar on stderr; then the workers end. QgemmError if a product differs from ggml's."""
+    for case in tqdm(cases, disable=None, leave=False):
+        able = {name: worker for name, worker in pool.items() if name != NUMPY or case.m in OVER_NUMPY}
+        ms: dict[str, float] = {}
+        for (owner, name), seconds in least(able, case, rounds).items():
+            ms[name] = min(1e3 * seconds, ms.get(name, np.inf))
+            if name in GGML:
+                check(case, pool["qgemm"].ask("result", "a8"), pool[owner].ask("result", name))
+        yield Row(case, ms)
+    for worker in pool.values():
+        worker.close()
+
+
+def check(case: Case, y: Any, theirs: Any) -> None:
+    """QgemmError if two products differ by more than DISAGREEMENT."""
+    worst = float(np.abs(y - theirs).max() / np.abs(theirs).max())
+    if not worst <= DISAGREEMENT:
+        raise QgemmError(f"{case}: y differs from ggml's by {worst:.3g} of its largest number")
+
+
+# ---- host time of a call
+
+
+def host() -> dict[str, float]:
+    """Microseconds of a call on a tiny matrix; a first product: seconds from an empty cache, ms from a filled one."""
+    fmt = FORMATS["q4_0"]
+    w = Tensor(fmt, (32, 256), random_blocks(fmt, 32, 256, np.random.default_rng(0)))
+    x, y = np.ones((1, 256), np.float32), np.empty((1, 32), np.float32)
+
+    def seconds(activation: Activation) -> float:
+        return min(burst([lambda: matmul(x, w, activation, out=y)]) for _ in range(ROUNDS))
+
+    times = {f"host_us_{activation}": 1e6 * seconds(activation) for activation in ACTIVATIONS}
+    with tempfile.TemporaryDirectory() as folder:
+        first, warm = (first_use(folder) for _ in range(2))
+    numbers = {**times, "first_s": first, "warm_ms": 1e3 * warm}
+    return {name: float(f"{number:.3g}") for name, number in numbers.items()}
+
+
+FIRST_USE = """
+import time, numpy, qgemm
+from benchmarks.turns import realtime
+from qgemm.formats import FORMATS
+fmt = FORMATS["q4_0"]
+w = qgemm.Tensor(fmt, (32, 256), numpy.zeros((32, 8), fmt.dtype))
+x = numpy.ones((1, 256), numpy.float32)
+with realtime():
+    start = time.perf_counter()
+    qgemm.matmul(x, w, "a8")
+    print(time.perf_counter() - start)
+"""
+
+
+def first_use(cache: str) -> float:
+    """Seconds of the first product of a process with this cache of compiled code."""
+    environment = {**os.environ, "QGEMM_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", FIRST_USE]
+    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def cpu_name() -> str:
+    """The CPU, by name, family and model."""
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    numbers = (f", {name.removeprefix('cpu ')} {facts[name]}" for name in ("cpu family", "model") if name in facts)
+    return facts.get("model name", "a CPU without a name") + "".join(numbers)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The document for a terminal, each row with its goals."""
+    head = ("format", "N x K", "M", "W", "a8 ms", "a16 ms", *GGML, NUMPY, "times as fast (required, aim)")
+    cells = []
+    for row in rows_of(results):
+        case, ms = row.case, row.ms
+        times = (f"{ms[name]:.3f}" if name in ms else "" for name in ("a8", "a16", *GGML, NUMPY))
+        goals = (f"{comparison} {ratio:.2f}" + (f" ({must:.2f}, {aim:.2f})" + "!" * (ratio < must)) * bool(must)
+                 for comparison, ratio, must, aim in row.goals())  # fmt: skip
+        where = case.where if case.isa == "native" else case.isa
+        cells.append((case.format, f"{case.n}x{case.k}", str(case.m), where, *times, "; ".join(goals)))
+    facts = (
+        f"{results['cpu']}, {results['threads']} threads, ggml {results['ggml']}",
+        f"us of a call: a8 {results['host_us_a8']}, a16 {results['host_us_a16']} (at most {HOST_US:g}); first product: "
+        f"cache empty {results['first_s']} s ({FIRST_S:g}), filled {results['warm_ms']} ms ({WARM_MS:g})",
+    )
+    return "\n".join([*facts, "", columns("<<><>>>>><", [head, *cells])])
+
+
+def rows_of(results: Mapping[str, Any]) -> list[Row]:
+    """The rows of a results document."""
+    return [Row(Case(*(row[name] for name in Case._fields)), row["ms"]) for row in results["rows"]]
+
+
+def missed(results: Mapping[str, Any]) -> int:
+    """The number of missed goals."""
+    misses = [ratio < must for row in rows_of(results) for _, ratio, must, _ in row.goals()]
+    misses += [results[f"host_us_{activation}"] > HOST_US for activation in ACTIVATIONS]
+    return sum([*misses, results["first_s"] > FIRST_S, results["warm_ms"] > WARM_MS])
+
+
+def document(results: Mapping[str, Any]) -> str:
+    """JSON with a line for each row."""
+    facts = {name: value for name, value in results.items() if name != "rows"}
+    rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
+    return f'{json.dumps(facts)[:-1]}, "rows": [\n  {rows}\n]}}\n'

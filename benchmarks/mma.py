@@ -1,0 +1,40 @@
+"""Products by mma.sync, the kernels of sm_80 to sm_89, on a GPU whose routes choose other kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qgemm.arguments import NO_EPILOGUE
+from qgemm.arrays import current_stream
+from qgemm.cuda.driver.workspace import workspace
+from qgemm.cuda.kernels.activations import quantize_launch
+from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
+from qgemm.cuda.kernels.routes import launch
+from qgemm.cuda.layout.activations import nbytes
+from qgemm.cuda.plan import Source, problem, problem_of_launch
+from qgemm.cuda.problem import C_TYPES, Q8_1
+from qgemm.cuda.products import Product, outputs_of, pointers_of
+from qgemm.cuda.tensor import DeviceTensor
+
+from .results import Row
+
+KERNELS = {"a16": PREFILL_SM80, "a8": PREFILL_SM80_A8}  # by activation
+MIN_M = 16  # rows of x; fewer are served by another kernel
+
+
+def product(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
+    """y [M, N] = x [M, K] of half or bf16 times w, on the current stream; "a8" quantizes x first."""
+    (m, k), stream = x.shape, current_stream()
+    source = Source(m, k, x.dtype.name)
+    kernel, kind, pointer = KERNELS[activation], C_TYPES[source.dtype], x.data.ptr
+    if activation == "a8":
+        kind, pointer = Q8_1, workspace(w.device, stream, "activations", nbytes(m, k)).pointer
+        quantize_launch(w.device, C_TYPES[source.dtype], k, m)(stream, x.data.ptr, pointer)
+    products = [Product(w, y, NO_EPILOGUE)]
+    launch_problem = problem_of_launch(kernel, [problem(w, source, activation)], outputs_of(products), kind)
+    launch(kernel, launch_problem)(stream, pointer, *pointers_of(products))
+
+
+def row(activation: str, us: float, cublas_fp16_us: float) -> Row:
+    """The fields of a row of the list besides its key."""
+    return {"kernel": KERNELS[activation].name, "us": us, "cublas_fp16_us": cublas_fp16_us}

@@ -1,0 +1,1 @@
+"""What results files say: tables of the documents, plots, targets beside measured numbers."""

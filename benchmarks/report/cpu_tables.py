@@ -1,0 +1,119 @@
+"""Tables of tools/results/cpu.json and encode_cpu.json for the documents: the CPU beside ggml and NumPy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import encoders
+from benchmarks.contest import GGML, NUMPY, ROWS, SHAPES, Case, Row, rows_of
+from benchmarks.report import tables
+
+CPU = tables.RESULTS.with_name("cpu.json")
+ENCODE = tables.RESULTS.with_name("encode_cpu.json")
+SHORT = ("q4_0", "q4_k")  # formats of README's table
+SHAPE = SHAPES[0]
+
+
+def short_table(path: Path = CPU) -> str:
+    """The section of README: milliseconds of ours and of ggml's best layout at one shape."""
+    run = json.loads(path.read_text())
+    rows = {(row.case.format, row.case.m): row for row in native(run) if row.case.where == "hot"}
+    m = [m for m, where in ROWS if where == "hot"]
+    where = f"{run['cpu']}, {run['threads']} threads"
+    head = ["M =", *(f"{count}, `a8` / ggml" for count in m), *(f"{count}, `a16` / NumPy" for count in m[1:])]
+    lines = [
+        f"{where}, N x K = {SHAPE[0]}x{SHAPE[1]}, milliseconds: `a8` / ggml {run['ggml']},",
+        "which llama.cpp multiplies with, repacked where that is faster; `a16` / NumPy on dense float32 weights:",
+        "",
+        f"| {' | '.join(head)} |",
+        f"|---|{'--:|' * (2 * len(m) - 1)}",
+    ]
+    for name in SHORT:
+        ours = [pair(rows[name, count].ms, "a8", GGML) for count in m]
+        exact = [pair(rows[name, count].ms, "a16", (NUMPY,)) for count in m[1:]]
+        lines.append(f"| {name.upper()} | {' | '.join([*ours, *exact])} |")
+    return "\n".join(lines)
+
+
+def pair(ms: dict[str, float], ours: str, theirs: Iterable[str]) -> str:
+    """A cell with two times."""
+    return f"{ms[ours]:.3g} / {min(ms[name] for name in theirs if name in ms):.3g}"
+
+
+def native(run: dict[str, Any]) -> list[Row]:
+    """The rows of one shape, with all instructions of the CPU."""
+    return [row for row in rows_of(run) if (row.case.n, row.case.k) == SHAPE and row.case.isa == "native"]
+
+
+def long_table(path: Path = CPU) -> str:
+    """The section of the kernel notes: speed relative to ggml's best layout for all shapes; a16 and AVX2 below."""
+    run = json.loads(path.read_text())
+    every = rows_of(run)
+    head = [f"M = {m}, {where}" for m, where in ROWS]
+    lines = [
+        f"{run['cpu']}, {run['threads']} threads, ggml {run['ggml']}: its best layout's time / ours, `a8`; in",
+        "parentheses ours in milliseconds. hot: W in a cache; DRAM: copies of more than 128 MB in turn.",
+        "",
+        f"| format | N x K | {' | '.join(head)} |",
+        f"|---|---|{'--:|' * len(head)}",
+    ]
+    by_case = {row.case: row for row in every}
+    shapes = list(dict.fromkeys(row.case[:3] for row in every))  # format, N, K
+    for shape in shapes:
+        rows = (by_case.get(Case(*shape, m, where)) for m, where in ROWS)
+        cells = ("" if row is None else f"{ratio(row, 'a8', GGML):.2f} ({row.ms['a8']:.3g})" for row in rows)
+        lines.append(f"| {shape[0]} | {shape[1]}x{shape[2]} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "`a16`: its time / `a8`'s for one row of x; NumPy's on dense float32 weights / `a16`'s for 16 and 512.",
+        "",
+        "| format | N x K | M = 1 | M = 16 | M = 512 |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for shape in shapes:
+        single, *several = (by_case[Case(*shape, m)] for m in (1, 16, 512))
+        ratios = 1 / ratio(single, "a16", ("a8",)), *(ratio(row, "a16", (NUMPY,)) for row in several)
+        cells = (f"{value:.2f}" for value in ratios)
+        lines.append(f"| {shape[0]} | {shape[1]}x{shape[2]} | {' | '.join(cells)} |")
+    narrow = [row for row in every if row.case.isa == "AVX2"]
+    cells = (f"{row.case.format} M = {row.case.m}: {ratio(row, 'a8', GGML):.2f}" for row in narrow)
+    lines += ["", f"Without AVX-512, beside ggml built without it: {', '.join(cells)}."] if narrow else []
+    lines += [
+        "",
+        f"A call besides its kernel: {run['host_us_a8']:.3g} us (`a8`), {run['host_us_a16']:.3g} us (`a16`). First",
+        f"product: {run['first_s']:.2g} s from an empty cache, {run['warm_ms']:.2g} ms from a filled one.",
+    ]
+    return "\n".join(lines)
+
+
+def ratio(row: Row, ours: str, theirs: Iterable[str]) -> float:
+    """The least of their times over ours."""
+    return min(row.ms[name] for name in theirs if name in row.ms) / row.ms[ours]
+
+
+def encode_table(path: Path = ENCODE) -> str:
+    """The section of the notes on encoding: millions of weights a second of ours and ggml's, all formats."""
+    run = json.loads(path.read_text())
+    rows = {row.case: row for row in encoders.rows_of(run)}
+    lines = [
+        f"{run['cpu']}, {run['threads']} threads, beside ggml_quantize_chunk of ggml {run['ggml']} on one:",
+        "millions of weights a second, ours / ggml's; in parentheses ours over ggml's times the threads.",
+        "",
+        "| format | plain | with an importance matrix |",
+        "|---|--:|--:|",
+    ]
+    for name in dict.fromkeys(case.format for case in rows):
+        cells = (_speeds(rows.get(encoders.Case(name, imatrix)), run["threads"]) for imatrix in (False, True))
+        lines.append(f"| {name.upper()} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _speeds(row: encoders.Row | None, threads: int) -> str:
+    """A cell, empty if there is no such encoder."""
+    if row is None:
+        return ""
+    ours, theirs = (f"{speed:.{0 if speed > 99 else 1}f}" for speed in map(row.speed, (encoders.OURS, encoders.GGML)))
+    return f"{ours} / {theirs} ({row.ratio(threads):.2f})"

@@ -1,0 +1,131 @@
+"""A decode step: all linear layers and the head of a Llama-3-8B in one CUDA graph, beside reading the same bytes.
+
+Q, K and V are one call of `matmul_many`, gate and up one of `gated`. Inputs of layers are fixed float16 arrays, so that
+the graph has only products; their order in the stream is their only dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qgemm.cli.timing import capture, compare
+from qgemm.cli.weights import random_blocks, repeated_rows
+from qgemm.formats import FORMATS
+from qgemm.ops import gated, matmul, matmul_many
+from qgemm.tensor import Tensor
+
+from . import baselines
+from .results import Row
+
+MODEL = "llama-3-8b"
+HIDDEN, KEYS, INNER, VOCABULARY, LAYERS = 4096, 1024, 14336, 128256, 32
+M = 1, 8  # tokens
+DRAWN = 256  # random rows of each matrix, which repeats them
+
+
+class Types(NamedTuple):
+    """The formats of a layer's matrices, as llama-quantize chooses them for a mixture. base: all but v and down."""
+
+    base: str
+    v: str
+    down: str
+
+
+def types_of(mixture: str, layer: int, layers: int = LAYERS) -> Types:
+    """q4_k_m has v and down in q6_k in the first and last eighth of the layers, and in every third layer between."""
+    if mixture != "q4_k_m":
+        return Types(mixture, mixture, mixture)
+    eighth = layers // 8
+    six_bits = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    return Types("q4_k", *(["q6_k" if six_bits else "q4_k"] * 2))
+
+
+HEADS = {"q4_0": "q4_0", "q4_k_m": "q6_k", "q8_0": "q8_0"}  # mixture -> format of the output matrix
+
+
+def rows(stream: Any, repeats: int) -> Iterator[Row]:
+    """For each mixture and number of tokens: us of a step, and read_us of one read of its packed bytes."""
+    import cupy
+
+    for mixture in HEADS:
+        step = Step(mixture)
+        buffer = cupy.zeros(step.nbytes // 16 * 16, cupy.uint8)
+        for m in M:
+            loop = capture(stream, [partial(step, Arrays.random(m))])
+            times, read = compare(stream, [loop, baselines.read(stream, [buffer])], repeats)
+            yield {
+                "model": MODEL,
+                "types": mixture,
+                "M": m,
+                "us": times.us,
+                "read_us": read.us,
+                "bytes": step.nbytes,
+            }
+        del step, buffer, loop
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+class Arrays(NamedTuple):
+    """The float16 arrays [M, ...] of a step: inputs, and outputs of each size."""
+
+    hidden: Any
+    inner: Any
+    ys: list[Any]
+    keys: list[Any]
+    gated: Any
+    logits: Any
+
+    @classmethod
+    def random(cls, m: int) -> Arrays:
+        """Random inputs of M tokens."""
+        import cupy
+
+        rng = np.random.default_rng(m)
+        hidden, inner = (
+            cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16)) for k in (HIDDEN, INNER)
+        )
+        sizes = (3, HIDDEN), (2, KEYS), (1, INNER), (1, VOCABULARY)
+        ys, keys, (gated_inner,), (logits,) = (
+            [cupy.empty((m, n), np.float16) for _ in range(count)] for count, n in sizes
+        )
+        return cls(hidden, inner, ys, keys, gated_inner, logits)
+
+
+class Step:
+    """The weights of a model: for each layer Q, K, V; the attention's output; gate, up; down."""
+
+    def __init__(self, mixture: str) -> None:
+        self._bases: dict[tuple[str, int], Any] = {}
+        self.nbytes = 0
+        self.layers = []
+        for layer in range(LAYERS):
+            base, v, down = types_of(mixture, layer)
+            matrix = partial(self._matrix, shift=layer)
+            self.layers.append((
+                [matrix(base, HIDDEN, HIDDEN), matrix(base, KEYS, HIDDEN), matrix(v, KEYS, HIDDEN)],
+                matrix(base, HIDDEN, HIDDEN),
+                [matrix(base, INNER, HIDDEN), matrix(base, INNER, HIDDEN)],
+                matrix(down, HIDDEN, INNER),
+            ))  # fmt: skip
+        self.head = self._matrix(HEADS[mixture], VOCABULARY, HIDDEN, 0)
+
+    def _matrix(self, name: str, n: int, k: int, shift: int) -> Any:
+        fmt = FORMATS[name]
+        if (name, k) not in self._bases:
+            blocks = random_blocks(fmt, DRAWN, k, np.random.default_rng(0))
+            self._bases[name, k] = Tensor(fmt, (DRAWN, k), blocks).to_device()
+        self.nbytes += n * k // fmt.weights * fmt.block_bytes
+        return repeated_rows(self._bases[name, k], (n, k), shift)
+
+    def __call__(self, arrays: Arrays) -> None:
+        """All products of a step."""
+        for qkv, output, gate_up, down in self.layers:
+            matmul_many(arrays.hidden, qkv, outs=[arrays.ys[0], *arrays.keys])
+            matmul(arrays.hidden, output, out=arrays.ys[1])
+            gated(arrays.hidden, *gate_up, out=arrays.gated)
+            matmul(arrays.inner, down, out=arrays.ys[2])
+        matmul(arrays.hidden, self.head, out=arrays.logits)

@@ -1,0 +1,51 @@
+"""Random packed weights for benchmarks, and copies of weights on a GPU with their rows in another order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from qgemm.codec.format import Blocks, Format
+from qgemm.cuda.layout.tile import ROWS
+from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.upload import empty_tiles
+
+
+def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Blocks:
+    """Blocks [n, k / weights] of random bytes, with scales small enough that a product stays well inside float16."""
+    shape = (n, fmt.blocks_in(k))
+    if fmt.plain:
+        return fmt.quantize(rng.standard_normal((n, k), np.float32) / np.float32(32))
+    blocks: Blocks = np.frombuffer(rng.bytes(n * shape[1] * fmt.block_bytes), fmt.dtype).reshape(shape).copy()
+    for name in fmt.dtype.names or ():
+        if name == fmt.zero_field:
+            blocks[name] = rng.integers(*fmt.code_range, blocks.shape, endpoint=True)
+        elif fmt.dtype[name].base.kind == "f":
+            blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
+        elif name in fmt.ordinary:
+            blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
+    if fmt.family == "f8" and fmt.levels is not None:  # codes of NaN and infinity would make the product unusable
+        finite = np.isfinite(fmt.levels(blocks.reshape(-1)).codes).reshape(blocks["qs"].shape)
+        blocks["qs"] *= finite.astype(np.uint8)
+    if fmt.scatter_scale is not None:
+        fmt.scatter_scale(blocks, rng.uniform(0.002, 0.01, blocks.shape).astype(np.float16))
+    return blocks
+
+
+def repeated_rows(base: DeviceTensor, shape: tuple[int, int], shift: int) -> DeviceTensor:
+    """A matrix [N, K] of this shape that repeats the rows of `base`, starting from row_block `shift`."""
+    if base.row_absmax is None:
+        return DeviceTensor(base.format, shape, repeated(base.data, shape[0] // len(base.data), shift))
+    data, row_absmax = empty_tiles(base.format, shape[0], base.format.blocks_in(shape[1]))
+    times = -(-len(data) // len(base.data))
+    data[...] = repeated(base.data, times, shift)[: len(data)]
+    row_absmax[...] = repeated(base.row_absmax.reshape(-1, ROWS), times, shift)[: len(data)].reshape(-1)
+    return DeviceTensor(base.format, shape, data, row_absmax)
+
+
+def repeated(base: Any, times: int, shift: int) -> Any:
+    """An array `times` as long along its first axis: the entries of `base` in turn, starting from entry `shift`."""
+    import cupy
+
+    return cupy.take(base, (cupy.arange(times * len(base)) + shift) % len(base), axis=0)

@@ -1,0 +1,173 @@
+"""A Hugging Face folder as a .gguf model that llama.cpp loads: names, order of rows, metadata, tokenizer.
+
+Names go through the gguf package's tensor name map. A tensor without a name there, a missing one, or one whose shape
+contradicts the config is refused by name. A folder whose config names no architecture is converted tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from gguf import MODEL_ARCH_NAMES, GGUFType, GGUFValueType, GGUFWriter, get_tensor_name_map
+
+from qgemm.errors import CheckpointError
+from qgemm.files.documents import json_object
+from qgemm.files.gguf.layout import ARRAY, NUMBERS, STRING
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
+from qgemm.formats import FORMATS
+
+from .architectures import ARCHITECTURES, ENDS, Architecture, letters
+from .checkpoints.configs import MODEL
+from .hf_names import EXPERT, LEFT_OUT, OUTPUT, rotary_order, spellings
+from .hyperparameters import Config, rope_kind
+from .mixture import LAYER
+from .rules import keep_rule
+from .tokenizer import tokenizer_keys
+from .weight import Source, Weight, weight_from_numbers
+from .weight_views import add_one, reorder_rows, stack_matrices
+
+ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+F32 = FORMATS["f32"]
+
+
+def to_gguf_model(source: Source, path: PathLike) -> Source:
+    """The source as a .gguf model if its folder's config names an architecture; otherwise unchanged.
+
+    CheckpointError for an unknown architecture, hyperparameter, tensor or tokenizer.
+    """
+    folder = path_string(path)
+    config_path = os.path.join(folder, MODEL)
+    if not os.path.exists(config_path):
+        return source
+    values = json_object(config_path)
+    names = values.get("architectures")
+    if not isinstance(names, list) or not names:
+        return source
+    where = shown_path(config_path)
+    architecture = ARCHITECTURES.get(str(names[0]))
+    if architecture is None:
+        rule = f"is not an architecture that becomes a .gguf model ({', '.join(ARCHITECTURES)})"
+        raise CheckpointError(
+            f"{where}: {shown(str(names[0]))} {rule}; the .safetensors files in it convert under their own names"
+        )
+    text = values.get("text_config")
+    config = Config(where, {**architecture.defaults, **values, **(text if isinstance(text, dict) else {})})
+    model = _Model(source, config, architecture)
+    weights = model.weights()
+    writer = GGUFWriter(None, MODEL_ARCH_NAMES[architecture.kind])
+    writer.add_type(GGUFType.MODEL)
+    writer.add_name(os.path.basename(os.path.abspath(folder)))
+    architecture.keys(config, writer)
+    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space)
+    return replace(source, weights=weights, metadata=metadata_of(writer))
+
+
+class _Model:
+    """The tensors of a checkpoint under llama.cpp's names."""
+
+    def __init__(self, source: Source, config: Config, architecture: Architecture) -> None:
+        self.source, self.config, self.architecture = source, config, architecture
+        self.where = shown_path(source.path)
+        self.layers = config.need("num_hidden_layers")
+        if self.layers > len(source.weights):
+            raise config.refusal("num_hidden_layers", self.layers, f"is more than the {len(source.weights)} tensors")
+        self.map = get_tensor_name_map(architecture.kind, self.layers)
+
+    def weights(self) -> dict[str, Weight]:
+        """All tensors by their new names: embedding and output first, then layer by layer."""
+        by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number of the expert -> tensor
+        for weight in self.source.weights.values():
+            if LEFT_OUT.search(weight.name):
+                continue
+            for part in self.architecture.split(weight):
+                new = self._name(part.name)
+                number = EXPERT.search(part.name)
+                experts = by_name.setdefault(new, {})
+                if experts.setdefault(int(number[1]) if number else 0, part) is not part:
+                    raise self._refusal(part.name, f"would be {shown(new)}, as another tensor is already")
+        if self.config.value("tie_word_embeddings") is True:
+            by_name.pop(OUTPUT, None)
+        weights = {new: self._filled(new, experts) for new, experts in by_name.items()}
+        for name, factors in self._factors().items():
+            weights[name] = weight_from_numbers(name, factors)
+        self._check_shapes(weights)
+        return {name: weights[name] for name in sorted(weights, key=_layer)}
+
+    def _name(self, old: str) -> str:
+        for name in spellings(old):
+            new: str | None = self.map.get_name(name, try_suffixes=(".weight", ".bias"))
+            if new is not None:
+                return new
+        raise self._refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
+
+    def _filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
+        """A tensor under its new name, in llama.cpp's layout."""
+        weights = [experts[number] for number in sorted(experts)]
+        weight = weights[0]
+        if "_exps." in new and len(weight.shape) < 3 and new.endswith("weight"):
+            if sorted(experts) != list(range(len(weights))) or len({part.shape for part in weights}) > 1:
+                raise self._refusal(weight.name, f"of {max(experts) + 1} experts {len(experts)} are alike")
+            weight = stack_matrices(new, weights)
+        kind = new.split(".")[2] if LAYER.match(new) else ""
+        if self.architecture.rotary_pairs and kind in ROTATED:
+            heads = self.config.integer(ROTATED[kind]) or self.config.need("num_attention_heads")
+            rows = weight.shape[0] // heads
+            if rows % 2 or weight.shape[0] % heads:
+                raise self._refusal(weight.name, f"has {weight.shape[0]} rows, not {heads} heads of pairs")
+            weight = reorder_rows(weight, rotary_order(rows))
+        if self.architecture.norms_plus_one and new.endswith("norm.weight"):
+            weight = add_one(weight)
+        rule = keep_rule(new, len(weight.shape), MODEL_ARCH_NAMES[self.architecture.kind])
+        return replace(weight, name=new, original=None, kept_as=F32 if rule else None)
+
+    def _factors(self) -> dict[str, Any]:
+        """The tensors that hold factors of rotary scaling."""
+        kind = rope_kind(self.config.rope)
+        factors = self.architecture.factors.get(kind)
+        if factors is None and kind in ("llama3", "longrope"):
+            raise self.config.rope.refusal("rope_type", kind, "is not known of this architecture")
+        return {} if factors is None else factors(self.config)
+
+    def _check_shapes(self, weights: Mapping[str, Weight]) -> None:
+        """Refuse a missing tensor, or one whose shape contradicts the config."""
+        tokens = weights["token_embd.weight"].shape[0] if "token_embd.weight" in weights else 0
+        sizes = letters(self.config, tokens)
+        expected = {**ENDS, **({OUTPUT: "V E"} if OUTPUT in weights else {})}
+        for layer in range(self.layers):
+            stem = f"blk.{layer}."
+            shapes = self.architecture.shapes(experts=f"{stem}ffn_gate_inp.weight" in weights)
+            expected |= {stem + name: shape for name, shape in shapes.items()}
+        for name, shape_letters in expected.items():
+            shape = tuple(sizes[letter] for letter in shape_letters.split())
+            if name not in weights:
+                raise self._refusal(name, "is missing")
+            if weights[name].shape != shape:
+                raise self._refusal(name, f"has shape {weights[name].shape}, {shape} by the config")
+
+    def _refusal(self, name: str, rule: str) -> CheckpointError:
+        return CheckpointError(f"{self.where}: tensor {shown(name)}: {rule}")
+
+
+def metadata_of(writer: GGUFWriter) -> dict[str, Any]:
+    """The metadata that a writer of the gguf package holds, each value in its type."""
+    metadata: dict[str, Any] = {}
+    for key, (value, kind, sub_type) in ((key, _parts(entry)) for key, entry in writer.kv_data[0].items()):
+        if kind == ARRAY:
+            element = GGUFValueType.get_type(value[0]) if sub_type is None else sub_type
+            metadata[key] = list(value) if element == STRING else np.array(value, NUMBERS[element])
+        else:
+            metadata[key] = value if kind == STRING else NUMBERS[kind].type(value)
+    return metadata
+
+
+def _parts(value: Any) -> tuple[Any, GGUFValueType, GGUFValueType | None]:
+    return value.value, value.type, value.sub_type
+
+
+def _layer(name: str) -> int:
+    match = LAYER.match(name)
+    return int(match[1]) if match else -1

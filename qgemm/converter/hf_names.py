@@ -1,0 +1,39 @@
+"""Names of a Hugging Face checkpoint's tensors as the gguf package's name map spells them, and the order of rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+EXPERT = re.compile(r"\bexperts\.(\d+)\.")
+WRAPPERS = (
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+)  # prefixes of the text model in a multimodal one
+LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to a separate file
+    r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|position_ids$"
+    r"|\b(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\."
+)
+OUTPUT = "output.weight"  # a tied model may hold it, its .gguf file does not
+
+
+def spellings(name: str) -> Iterator[str]:
+    """The names under which the gguf package may know a tensor: without the expert's number, without a wrapper."""
+    merged = EXPERT.sub("experts.", name)
+    yield merged
+    for wrapper in WRAPPERS:
+        if merged.startswith(wrapper):
+            yield "model." + merged.removeprefix(wrapper)
+            yield merged.removeprefix(wrapper)
+
+
+def rotary_order(rows: int) -> NDArray[np.intp]:
+    """The rows of a head of queries or keys in llama.cpp's rotary order, [rows].
+
+    Hugging Face pairs row i of a head with row i + rows / 2, llama.cpp's llama pairs row 2 i with row 2 i + 1.
+    """
+    return np.arange(rows).reshape(2, rows // 2).T.ravel()

@@ -1,0 +1,155 @@
+"""Weights derived from others without a copy: rows in another order, matrices stacked, numbers plus one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import gcd, lcm, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.codec.format import Blocks
+from qgemm.codec.packing import Floats
+from qgemm.tensor import Tensor
+
+from .weight import GROUP, Codes, Groups, Weight, weight_from_tensor
+
+Read = Callable[[int, int], list[NDArray[Any]]]  # (start, stop) in units of weights -> arrays [stop - start, ...]
+View = Callable[[Sequence[Read], int], Read]  # (readers of the sources, weights per unit) -> reader of the result
+
+
+def reorder_rows(weight: Weight, order: NDArray[np.intp], batch: int = 0) -> Weight:
+    """W [N, K] or [N], in batches of rows: row r of a batch is row order[r] of the same batch of the given weight.
+
+    batch: rows of a batch of the given weight, more than len(order) where rows are left out (default: len(order)).
+    """
+    k = weight.shape[-1] if len(weight.shape) > 1 else 1
+    batch = batch or len(order)
+
+    def source_range(start: int, stop: int) -> tuple[int, int]:
+        return start * batch // len(order), stop * batch // len(order)
+
+    def view(reads: Sequence[Read], unit: int) -> Read:
+        def reorder(array: NDArray[Any]) -> NDArray[Any]:
+            batches = array.reshape(-1, batch, k // unit, *array.shape[1:])
+            return batches[:, order].reshape(-1, *array.shape[1:])
+
+        return lambda start, stop: list(map(reorder, reads[0](*source_range(start, stop))))
+
+    step = lcm(weight.step, batch * k) // batch * len(order)
+    *leading, n = weight.shape[:-1] if len(weight.shape) > 1 else weight.shape
+    shape = (*leading, n // batch * len(order), *weight.shape[len(leading) + 1 :])
+    reordered = _derived([weight], weight.name, shape, step, view)
+    return replace(reordered, nbytes=weight.nbytes * len(order) // batch)
+
+
+def transpose_matrices(weight: Weight) -> Weight:
+    """W [..., N, K] of W [..., K, N]; each matrix is read whole."""
+    *leading, k, n = weight.shape
+    values = weight.values
+    assert values is not None, "integers are no matrices"
+
+    def read(start: int, stop: int) -> Floats:
+        return np.ascontiguousarray(values(start, stop).reshape(-1, k, n).swapaxes(1, 2)).reshape(-1)
+
+    step = lcm(weight.step, k * n)
+    return Weight(weight.name, (*leading, n, k), weight.type, weight.nbytes, step, values=read)
+
+
+def stack_matrices(name: str, weights: Sequence[Weight]) -> Weight:
+    """Stack matrices [N, K] of one shape to W [len(weights), N, K]."""
+    size = weights[0].size
+
+    def view(reads: Sequence[Read], unit: int) -> Read:
+        matrix_units = size // unit
+
+        def joined(start: int, stop: int) -> list[NDArray[Any]]:
+            numbers = range(start // matrix_units, -(-stop // matrix_units))
+            arrays_by_matrix = [
+                reads[i](max(start - i * matrix_units, 0), min(stop - i * matrix_units, matrix_units)) for i in numbers
+            ]
+            return [np.concatenate(arrays) for arrays in zip(*arrays_by_matrix, strict=True)]
+
+        return joined
+
+    step = lcm(*(weight.step for weight in weights))
+    return _derived(weights, name, (len(weights), *weights[0].shape), step, view)
+
+
+def add_one(weight: Weight) -> Weight:
+    """The numbers plus one, in float32."""
+    values = weight.values
+    assert values is not None, "integers are no norms"
+
+    def read(start: int, stop: int) -> Floats:
+        return values(start, stop) + np.float32(1)
+
+    return Weight(weight.name, weight.shape, weight.type, weight.nbytes, weight.step, values=read)
+
+
+def _derived(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: int, view: View) -> Weight:
+    """The weight that a view derives from others: from their blocks if of one format, else from codes and numbers."""
+    tensors = [weight.tensor for weight in weights]
+    formats = {None if tensor is None else tensor.format for tensor in tensors}
+    if len(formats) == 1 and (fmt := formats.pop()) is not None:
+        blocks = view([_blocks(tensor) for tensor in tensors if tensor is not None], fmt.weights)
+
+        def whole() -> Blocks:
+            return blocks(0, prod(shape) // fmt.weights)[0].reshape(*shape[:-1], -1)
+
+        tensor = Tensor(fmt, shape, whole, name, lambda start, stop: blocks(start, stop)[0])
+        return replace(weight_from_tensor(tensor), step=step)
+    values = _all([weight.values for weight in weights])
+    codes = _all([weight.codes for weight in weights])
+    numbers = None if values is None else view([_values(read) for read in values], 1)
+    return replace(
+        weights[0],
+        name=name,
+        shape=shape,
+        nbytes=sum(weight.nbytes for weight in weights),
+        step=step,
+        tensor=None,
+        native=None,
+        values=None if numbers is None else lambda start, stop: numbers(start, stop)[0],
+        codes=None if codes is None else _codes(codes, view),
+        irregular=any(weight.irregular for weight in weights),
+    )
+
+
+def _all(readers: list[Any]) -> list[Any] | None:
+    return None if None in readers else readers
+
+
+def _blocks(tensor: Tensor) -> Read:
+    return lambda start, stop: [tensor.read(start, stop)]
+
+
+def _values(read: Callable[[int, int], Floats]) -> Read:
+    return lambda start, stop: [read(start, stop)]
+
+
+def _codes(codes: Sequence[Codes], view: View) -> Codes:
+    def groups(source: Codes) -> Read:
+        def read(start: int, stop: int) -> list[NDArray[Any]]:
+            q, zero, scale, minimum = source.read(start * GROUP, stop * GROUP)
+            arrays: list[NDArray[Any]] = [q, np.broadcast_to(zero, scale.shape), scale]
+            if any_minimum:
+                arrays.append(np.zeros_like(scale) if minimum is None else minimum)
+            return arrays
+
+        return read
+
+    any_minimum = any(source.minimum for source in codes)
+    read = view([groups(source) for source in codes], GROUP)
+    return Codes(
+        min(source.least for source in codes),
+        max(source.greatest for source in codes),
+        min(source.low for source in codes),
+        max(source.high for source in codes),
+        any_minimum,
+        lambda start, stop: Groups(*read(start // GROUP, stop // GROUP)),
+        gcd(*(source.group for source in codes)),
+        all(source.whole_rows for source in codes),
+    )

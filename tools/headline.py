@@ -1,0 +1,53 @@
+"""README's three numbers, from the results files: one token, many tokens, the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.contest import GGML
+from benchmarks.report import cpu_tables, eight_bit_tables, tables
+from benchmarks.results import load, speedup
+
+SHAPE = tables.LARGE[0]
+MANY_TOKENS = 4096
+CPU_ROWS = 512
+
+
+def text(gpu: Path = tables.RESULTS, eight_bits: Path = eight_bit_tables.RESULTS, cpu: Path = cpu_tables.CPU) -> str:
+    """Three items of a list, each a speed-up with its case and its time."""
+    return "\n".join([one_token(gpu), many_tokens(eight_bits), on_cpu(cpu)])
+
+
+def one_token(path: Path = tables.RESULTS) -> str:
+    """A product of one row of x beside cuBLAS and llama.cpp."""
+    row = tables.Rows(load(path))(tables.HEADLINE, "a16", 1, SHAPE)
+    llama = tables.baseline_rows("llama.cpp", tables.HEADLINE, SHAPE)[1]
+    if row is None:
+        raise KeyError(f"{tables.HEADLINE} of {tables.name(SHAPE)} with M = 1 was not measured")
+    return (
+        f"- **One token: {speedup(row):.1f}x cuBLAS float16, {llama['us'] / row['us']:.1f}x llama.cpp.** "
+        f"{row['us']:.1f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} on an H200."
+    )
+
+
+def many_tokens(path: Path = eight_bit_tables.RESULTS) -> str:
+    """A product of MANY_TOKENS rows of x beside cuBLAS, both factors quantized to eight bits."""
+    rows, kind = tables.Rows(load(path)), eight_bit_tables.KIND
+    row = eight_bit_tables.measured(rows, tables.HEADLINE, kind, MANY_TOKENS, SHAPE)
+    return (
+        f"- **{MANY_TOKENS} tokens: {speedup(row):.1f}x cuBLAS float16** with `{kind}`: "
+        f"{row['us']:.0f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} on an H200."
+    )
+
+
+def on_cpu(path: Path = cpu_tables.CPU) -> str:
+    """A product of CPU_ROWS rows of x beside ggml's best layout."""
+    results = json.loads(path.read_text())
+    rows = {(row.case.format, row.case.m): row for row in cpu_tables.native(results) if row.case.where == "hot"}
+    row = rows[tables.HEADLINE, CPU_ROWS]
+    n, k = cpu_tables.SHAPE
+    return (
+        f"- **CPU, {CPU_ROWS} tokens: {cpu_tables.ratio(row, 'a8', GGML):.1f}x ggml** (repacked where that is faster): "
+        f"{row.ms['a8']:.0f} ms for {tables.HEADLINE.upper()} {n}x{k} with `a8`, {results['threads']} threads."
+    )
