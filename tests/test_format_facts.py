@@ -1,4 +1,4 @@
-"""What a format says of itself: its formula, its codes and its scales are those of the blocks that it decodes."""
+"""Facts of the record: its formula, codes and scales are those of the blocks that the format decodes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def names_of_a_grid(fmt: Format, blocks: np.ndarray, levels: Levels) -> dict[str
 @each(EVERY_TILED)
 @given(data=st.data())
 def test_formula_is_what_decodes(fmt, data):
-    """Evaluated in float64 with a block's fields, its codes q and what a super-block has in 6 bits."""
+    """Evaluated in float64 with a block's fields, its codes q and the 6-bit integers of a super-block."""
     blocks = tame_blocks(fmt, data.draw)
     levels = fmt.decode_levels(blocks)
     names = {
@@ -88,9 +88,9 @@ def test_formula_is_what_decodes(fmt, data):
     elif fmt.weights > fmt.group:  # sc and m of groups, of which the format tells only the products
         names["sc"] = np.rint(levels.scale[..., None] / names["d"])
         names["m"] = np.rint(-levels.minimum[..., None] / names["dmin"]) if fmt.has_minimum else None
-    found = eval(fmt.formula.replace("^", "**"), {"__builtins__": {}}, names)
-    size = np.abs(found).max() + sum(np.abs(part).max() for part in levels[1:3] if part is not None) * 300
-    np.testing.assert_allclose(fmt.decode(blocks), found.reshape(len(blocks), -1), rtol=0, atol=size * 2.0**-22)
+    evaluated = eval(fmt.formula.replace("^", "**"), {"__builtins__": {}}, names)
+    size = np.abs(evaluated).max() + sum(np.abs(part).max() for part in levels[1:3] if part is not None) * 300
+    np.testing.assert_allclose(fmt.decode(blocks), evaluated.reshape(len(blocks), -1), rtol=0, atol=size * 2.0**-22)
 
 
 @each(EVERY_TILED)
@@ -173,7 +173,7 @@ def test_the_first_block_that_a_kernel_refused_is_named(fmt):
     x[1, 2 * fmt.weights + 5] = 3e38
     with pytest.raises(qgemm.QuantizeError) as of_cpu:
         fmt.quantize(x)
-    with pytest.raises(qgemm.QuantizeError) as found:
+    with pytest.raises(qgemm.QuantizeError) as from_check:
         fmt.check_first(x, 6, read=np.array)
-    assert str(found.value) == str(of_cpu.value)
+    assert str(from_check.value) == str(of_cpu.value)
     fmt.check_first(x, 12)  # what kernels tell when they refused nothing

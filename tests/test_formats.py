@@ -1,4 +1,4 @@
-"""Codecs: byte for byte ggml's C, bit for bit back; what a format cannot hold is refused."""
+"""Codecs: byte for byte ggml's C, bit for bit back; values that a format cannot store are refused."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_real_excerpt(fmt):
         for layer in ("blk.2.ffn_down", "blk.2.attn_q"):
             source, packed = file.get(f"{layer}.f32"), file.get(f"{layer}.{fmt.name}")
             if source is not None and packed is not None and fmt in EVERY_ENCODED_BLOCK:
-                again = qgemm.quantize(source.dequantize(), fmt)
-                assert again.blocks.tobytes() == packed.blocks.tobytes()
+                encoded = qgemm.quantize(source.dequantize(), fmt)
+                assert encoded.blocks.tobytes() == packed.blocks.tobytes()
             if packed is not None:
                 want = gguf.dequantize(packed.blocks.view(np.uint8), ggml_type(fmt))
                 assert_same_bits(packed.dequantize(), want)
@@ -134,7 +134,7 @@ def test_error_is_at_most_half_a_step(fmt, data):
     steps = highest - lowest
     step = reach / steps if fmt.has_minimum else span / -lowest
     worst = step / 2 if fmt.has_minimum or -lowest == highest else step  # a sign without a level at its end loses one
-    place = 2.0**-8 if fmt.limit < np.inf else 2.0**-11  # of a scale: bfloat16 or float16
+    place = 2.0**-8 if fmt.limit < np.inf else 2.0**-11  # relative precision of a scale: bfloat16 or float16
     rounding = (span + step * steps) * place + (steps + 1) * 2.0**-25
     error = np.abs(fmt.decode(encode(fmt, x.astype(np.float32))) - x).max(axis=1)
     assert (error <= worst * (1 + 2.0**-20) + rounding + span * 2.0**-22).all()
@@ -144,7 +144,7 @@ def test_error_is_at_most_half_a_step(fmt, data):
 @given(data=st.data())
 def test_blocks_are_independent(fmt, data):
     """A block's bytes depend on its own values alone, wherever it stands in a matrix."""
-    x = data.draw(values(fmt, most=12))
+    x = data.draw(values(fmt, max_count=12))
     matrix = np.concatenate([x, x[::-1]]).reshape(2, -1)
     packed = fmt.quantize(matrix)
     assert packed[0].tobytes() == encode(fmt, x).tobytes()
@@ -166,10 +166,12 @@ def test_negative_zeros_as_in_c(fmt):
 @given(data=st.data())
 def test_what_is_not_finite_is_refused(fmt, bad, data):
     rows, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
-    at = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, count * fmt.weights - 1))
+    place = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, count * fmt.weights - 1))
     x = np.ones((rows, count * fmt.weights), np.float32)
-    x[at] = bad
-    with pytest.raises(qgemm.QuantizeError, match=f"{fmt}: block {at[1] // fmt.weights} of row {at[0]} holds NaN"):
+    x[place] = bad
+    with pytest.raises(
+        qgemm.QuantizeError, match=f"{fmt}: block {place[1] // fmt.weights} of row {place[0]} holds NaN"
+    ):
         qgemm.quantize(x, fmt)
 
 
@@ -243,19 +245,19 @@ def test_mxfp4_scales_at_the_ends():
 
 @given(data=st.data())
 def test_iq4_nl_is_no_worse_than_its_first_try(data):
-    """That takes the value of largest magnitude for 127 and keeps this scale. Squares are weighted by x^2."""
+    """The first try maps the value of largest magnitude to 127 and keeps this scale. Squares are weighted by x^2."""
     fmt = qgemm.FORMATS["iq4_nl"]
     x = np.clip(data.draw(values(fmt)), -1e3, 1e3).astype(np.float64)
     largest = x[np.arange(len(x)), np.abs(x).argmax(axis=1)]
     tried = (largest / 127)[:, None, None] * fmt.codebook
     first = np.abs(tried - x[..., None]).min(axis=-1)
-    found = fmt.decode(encode(fmt, x.astype(np.float32))) - x
-    weight, rounding = x**2, np.abs(largest) * 2.0**-10 + 127 * 2.0**-25  # of d to half
+    difference = fmt.decode(encode(fmt, x.astype(np.float32))) - x
+    weight, rounding = x**2, np.abs(largest) * 2.0**-10 + 127 * 2.0**-25  # rounding d to half
 
-    def error(difference):
-        return np.sqrt((weight * difference**2).sum(axis=1))
+    def error(differences):
+        return np.sqrt((weight * differences**2).sum(axis=1))
 
-    assert (error(found) <= error(first) * (1 + 2.0**-10) + rounding * np.sqrt(weight.sum(axis=1))).all()
+    assert (error(difference) <= error(first) * (1 + 2.0**-10) + rounding * np.sqrt(weight.sum(axis=1))).all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("f16", 1e6), ("bf16", 3.4e38), ("f32", 1e300)])
@@ -263,9 +265,9 @@ def test_plain_overflow_is_refused_but_infinity_kept(name, value):
     x = np.array([[1.0, value]])
     with pytest.raises(qgemm.QuantizeError, match=f"{name.upper()}: value 1 of row 0"):
         qgemm.quantize(x, name)
-    kept = qgemm.quantize(np.array([[np.nan, np.inf, -np.inf, -0.0]]), name).dequantize()
-    np.testing.assert_array_equal(kept, [[np.nan, np.inf, -np.inf, 0]])
-    assert np.signbit(kept[0, 3])
+    decoded = qgemm.quantize(np.array([[np.nan, np.inf, -np.inf, -0.0]]), name).dequantize()
+    np.testing.assert_array_equal(decoded, [[np.nan, np.inf, -np.inf, 0]])
+    assert np.signbit(decoded[0, 3])
 
 
 @given(rng=seeds())
@@ -330,9 +332,9 @@ def test_a_type_without_codec_says_so_when_used():
 @pytest.mark.parametrize("name", ["q4_9", GGML_TYPES[GGMLQuantizationType.Q8_K], None])
 def test_what_cannot_be_written_lists_what_can(name):
     """A type that has no encoder, or none at all: a message that named such would lead to the next."""
-    with pytest.raises(qgemm.UnsupportedError, match="those that can be written: ") as found:
+    with pytest.raises(qgemm.UnsupportedError, match="those that can be written: ") as refusal:
         qgemm.quantize(np.ones((1, 256), np.float32), name)
-    listed = str(found.value).partition("written: ")[2].split(", ")
+    listed = str(refusal.value).partition("written: ")[2].split(", ")
     assert listed == [str(fmt) for fmt in qgemm.FORMATS.values() if fmt.encode is not None]
 
 

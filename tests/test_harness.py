@@ -63,18 +63,18 @@ def in_pairs(rows: np.ndarray) -> np.ndarray:
     return rows.reshape(4, 2, 8, -1).transpose(0, 2, 3, 1)
 
 
-def made(fmt: Format, name: str, m16_tiles: int, like: np.ndarray, dtype: str) -> np.ndarray:
-    """What a function of the header gives for the tile, in the shape of what is expected."""
+def result(fmt: Format, name: str, m16_tiles: int, like: np.ndarray, dtype: str) -> np.ndarray:
+    """The result of a function of the header for the tile, in the shape of `like`."""
     out = device_array(like.shape, dtype)
     lanes_of(fmt).call(name, m16_tiles, one_tile(fmt)[1], out)
     return out
 
 
-def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
+def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     """Equal with the sign of zero, where neither is NaN; NaN where the other is."""
-    assert_array_equal(found, expected)
+    assert_array_equal(actual, expected)
     numbers = ~np.isnan(expected)
-    assert_array_equal(np.signbit(found[numbers]), np.signbit(expected[numbers]))
+    assert_array_equal(np.signbit(actual[numbers]), np.signbit(expected[numbers]))
 
 
 # ---------------------------------------------------------------- headers
@@ -104,7 +104,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
 def test_levels(fmt, m16_tiles):
     """The level of every weight, in the lane and register that owns it."""
     expected = in_lanes(levels_of(fmt)[0])
-    assert_array_equal(made(fmt, "levels", m16_tiles, expected, "float32"), expected)
+    assert_array_equal(result(fmt, "levels", m16_tiles, expected, "float32"), expected)
 
 
 @each_size
@@ -114,15 +114,15 @@ def test_fragments(fmt, m16_tiles):
     facts = lanes_of(fmt).facts
     expected = in_lanes(levels_of(fmt)[0])
     lanes_of(fmt).library.fill_half(0)  # the table of a grid
-    assert_array_equal(made(fmt, "fragment", m16_tiles, expected, "float16"), expected)
-    shifted = np.array([0, facts["HIGH_ROW_SHIFT"]] * 2)[:, None]  # of the registers of rows g + 8
+    assert_array_equal(result(fmt, "fragment", m16_tiles, expected, "float16"), expected)
+    shifted = np.array([0, facts["HIGH_ROW_SHIFT"]] * 2)[:, None]  # registers 1 and 3 are row g + 8
     codes = np.ldexp(expected + np.float32(facts["CODE_BIAS"]), shifted - facts["CODE_EXPONENT"])
-    assert_array_equal(made(fmt, "codes_f16", m16_tiles, expected, "float16"), codes)
+    assert_array_equal(result(fmt, "codes_f16", m16_tiles, expected, "float16"), codes)
     lanes_of(fmt).library.fill_bf16(0)
-    bf16 = made(fmt, "bf16", m16_tiles, expected, "uint16")
+    bf16 = result(fmt, "bf16", m16_tiles, expected, "uint16")
     assert_array_equal((bf16.astype(np.uint32) << 16).view(np.float32), expected)
     expected = in_bytes(levels_of(fmt)[0])
-    assert_array_equal(made(fmt, "bytes", m16_tiles, expected, "int8"), expected + np.float32(facts["ZERO"]))
+    assert_array_equal(result(fmt, "bytes", m16_tiles, expected, "int8"), expected + np.float32(facts["ZERO"]))
 
 
 @each_size
@@ -131,7 +131,7 @@ def test_levels_of_owned_columns(fmt, m16_tiles):
     """What decode's lanes find of the columns that they own, times a power of two."""
     expected = np.ldexp(in_owners(levels_of(fmt)[0]), -lanes_of(fmt).facts["CODE_EXPONENT"])
     lanes_of(fmt).library.fill_half(0)
-    assert_array_equal(made(fmt, "owned_f16", m16_tiles, expected, "float16"), expected)
+    assert_array_equal(result(fmt, "owned_f16", m16_tiles, expected, "float16"), expected)
 
 
 @each_size
@@ -142,11 +142,11 @@ def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
     expected = np.ldexp(in_lanes(levels_of(fmt)[0]), -exponent)
     lanes_of(fmt).library.fill_half(exponent)
     for name in ("fragment", "codes_f16"):
-        same_bits(made(fmt, name, m16_tiles, expected, "float16"), expected.astype(np.float16))
+        same_bits(result(fmt, name, m16_tiles, expected, "float16"), expected.astype(np.float16))
     lanes_of(fmt).library.fill_bf16(exponent)
-    found = made(fmt, "bf16", m16_tiles, expected, "uint16").astype(np.uint32) << 16
+    actual = result(fmt, "bf16", m16_tiles, expected, "uint16").astype(np.uint32) << 16
     bits = expected.view(np.uint32)
-    assert_array_equal(found, (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)
+    assert_array_equal(actual, (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)
 
 
 @each_size
@@ -154,8 +154,8 @@ def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
 def test_scales_and_minimums(fmt, m16_tiles):
     """As NumPy decodes random bytes, infinity and NaN included."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
-    same_bits(made(fmt, "scale", m16_tiles, scale, "float32"), scale)
-    same_bits(made(fmt, "minimum", m16_tiles, minimum, "float32"), minimum)
+    same_bits(result(fmt, "scale", m16_tiles, scale, "float32"), scale)
+    same_bits(result(fmt, "minimum", m16_tiles, minimum, "float32"), minimum)
 
 
 @each_size

@@ -78,20 +78,20 @@ def test_blocks_to_tiles(fmt, columns, backwards):
 def test_tiles_to_blocks(fmt, columns, backwards):
     """unpack, byte for byte."""
     blocks = blocks_of(fmt, columns=columns, seed=1)
-    found = device_array(-(-blocks.nbytes // 16) * 16)
+    actual = device_array(-(-blocks.nbytes // 16) * 16)
     unpack = kernel("unpack", fmt, **transforms.UNPACK.template(fmt))
     packed = to_device(tiles.pack(fmt, blocks))
-    unpack(panels(fmt, blocks), tiles.PACK_THREADS, packed, found, *sizes(fmt, blocks), backwards=backwards)
-    assert found[: blocks.nbytes].tobytes() == blocks.tobytes()
-    assert not found[blocks.nbytes :].any()
+    unpack(panels(fmt, blocks), tiles.PACK_THREADS, packed, actual, *sizes(fmt, blocks), backwards=backwards)
+    assert actual[: blocks.nbytes].tobytes() == blocks.tobytes()
+    assert not actual[blocks.nbytes :].any()
 
 
-def assert_weights(fmt, blocks, found, expected):
+def assert_weights(fmt, blocks, actual, expected):
     """The host's weights exactly, or, of d * q - d * z with any number z, but for the rounding of the difference."""
     if fmt.zero is None and fmt.dtype[fmt.zero_field].kind == "f":
-        assert (np.abs(found - expected) <= magnitudes(fmt, blocks) * 2.0**-23).all()
+        assert (np.abs(actual - expected) <= magnitudes(fmt, blocks) * 2.0**-23).all()
     else:
-        assert_array_equal(found, expected)
+        assert_array_equal(actual, expected)
 
 
 @both_ways
@@ -106,11 +106,11 @@ def test_tiles_to_weights(fmt, backwards):
         blocks = helpers.tame(fmt, blocks, np.random.default_rng(2))
     rows, _, along = sizes(fmt, blocks)
     expected = fmt.dequantize(blocks)
-    found = device_array(expected.shape, np.float32)
+    actual = device_array(expected.shape, np.float32)
     grid = along * tiles.k_blocks(fmt), -(-rows // tiles.ROWS)
     dequantize = kernel("dequantize", fmt, Out="float")
-    dequantize(grid, 128, to_device(tiles.pack(fmt, blocks)), found, *expected.shape, 1.0, backwards=backwards)
-    assert_weights(fmt, blocks, found, expected)
+    dequantize(grid, 128, to_device(tiles.pack(fmt, blocks)), actual, *expected.shape, 1.0, backwards=backwards)
+    assert_weights(fmt, blocks, actual, expected)
 
 
 @both_ways
@@ -124,25 +124,25 @@ def test_tiles_to_rows(fmt, columns, backwards):
     index[:4] = rows - 1, 0, 8, 0
     expected = fmt.dequantize(blocks)[index]
     gather = kernel("gather_rows", fmt, **transforms.GATHER_ROWS.template(fmt, Out="float"))
-    packed, found = to_device(tiles.pack(fmt, blocks)), device_array(expected.shape, np.float32)
+    packed, actual = to_device(tiles.pack(fmt, blocks)), device_array(expected.shape, np.float32)
     grid = len(index), -(-4 * -(-expected.shape[1] // 64) // transforms.GATHER_THREADS)
     gather(
-        grid, transforms.GATHER_THREADS, packed, to_device(index), found, rows, expected.shape[1], backwards=backwards
+        grid, transforms.GATHER_THREADS, packed, to_device(index), actual, rows, expected.shape[1], backwards=backwards
     )
-    assert_weights(fmt, blocks[index], found, expected)
+    assert_weights(fmt, blocks[index], actual, expected)
 
 
 # ---------------------------------------------------------------- encoders
 
 
 def encoded(fmt, x, backwards=False):
-    """(blocks, what the CTAs found) of values [n, 32] float32 by the kernel."""
+    """(blocks, ENCODE_STATS of the CTAs) of values [n, 32] float32 by the kernel."""
     count, ctas = len(x), 2
-    made = device_array(-(-count // transforms.BLOCKS_PER_WARP) * transforms.BLOCKS_PER_WARP, fmt.dtype)
-    found = device_array(ctas, transforms.ENCODE_STATS)
+    blocks = device_array(-(-count // transforms.BLOCKS_PER_WARP) * transforms.BLOCKS_PER_WARP, fmt.dtype)
+    stats = device_array(ctas, transforms.ENCODE_STATS)
     encode = kernel("encode", fmt, **transforms.ENCODE.template(fmt, In="float"))
-    encode(ctas, transforms.ENCODE_THREADS, to_device(x), made, found, count, backwards=backwards)
-    return made[:count], found
+    encode(ctas, transforms.ENCODE_THREADS, to_device(x), blocks, stats, count, backwards=backwards)
+    return blocks[:count], stats
 
 
 @each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
@@ -150,17 +150,17 @@ def encoded(fmt, x, backwards=False):
 @given(data=st.data())
 def test_encoders(fmt, data):
     """Four lanes a block make the bytes that NumPy makes, also of ties, zeros of either sign, subnormals."""
-    x = data.draw(values(fmt, most=150))
+    x = data.draw(values(fmt, max_count=150))
     with np.errstate(all="ignore"):  # 1 / d may be infinite
         expected = fmt.encode(x)
-    blocks, found = encoded(fmt, x, backwards=data.draw(st.booleans()))
+    blocks, stats = encoded(fmt, x, backwards=data.draw(st.booleans()))
     assert blocks.tobytes() == expected.tobytes()
-    assert found["refused"].min() == len(x)
+    assert stats["refused"].min() == len(x)
     wide = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.square(fmt.decode(expected) - wide).sum()
-    assert found["error"].sum() == pytest.approx(error, rel=1e-4)
-    assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
+    assert stats["error"].sum() == pytest.approx(error, rel=1e-4)
+    assert stats["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
 
 
 @each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
@@ -179,7 +179,7 @@ def test_the_first_block_that_cannot_be_held(fmt, value):
 @given(data=st.data())
 def test_codebooks(fmt, kind, data):
     """quantize_codebook and dequantize_codebook: the absmax, the planes and the weights of NumPy."""
-    x = data.draw(values(fmt, most=150))
+    x = data.draw(values(fmt, max_count=150))
     if kind == "half":  # rounded to half, the largest that E4M4 holds would be one that it does not
         x = np.clip(x, -min(31, fmt.limit), min(31, fmt.limit)).astype(np.float16)
     with np.errstate(all="ignore"):
@@ -271,15 +271,15 @@ def test_activations_become_eight_bits(kind, activation, backwards):
     """quantize_activations_groups: the codes and scales of NumPy, zeros beyond m and k."""
     x = some_activations(kind)
     (m, k), group, want = x.shape, GROUPS[activation], qgemm.quantize_activations(x, activation).blocks
-    found = device_array((group_activations.nbytes(m, k, group),), np.uint8)
-    found[...] = 255
+    actual = device_array((group_activations.nbytes(m, k, group),), np.uint8)
+    actual[...] = 255
     quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
     grid = group_activations.rows_of(m) // GROUPS_TOKENS, 1
-    quantize(grid, 128, to_device(x), found, k, m, backwards=backwards)
-    got = group_activations.blocks_of(found, m, k, group)
+    quantize(grid, 128, to_device(x), actual, k, m, backwards=backwards)
+    got = group_activations.blocks_of(actual, m, k, group)
     for name in ("qs", "d"):
         assert_array_equal(got[name], want[name])
-    padded = group_activations.blocks_of(found, group_activations.rows_of(m), group_activations.columns_of(k), group)
+    padded = group_activations.blocks_of(actual, group_activations.rows_of(m), group_activations.columns_of(k), group)
     assert not padded["qs"][m:].any()
     assert not padded["qs"][:, k // 32 :].any()
     assert not padded["d"][m:].any()
@@ -294,16 +294,16 @@ def test_warps_of_a_kernel_make_the_same_eight_bits(kind, activation, backwards)
     x = some_activations(kind)
     (m, k), group = x.shape, GROUPS[activation]
     size, rows = group_activations.nbytes(m, k, group), group_activations.rows_of(m)
-    want, found = device_array((size,), np.uint8), device_array((group_activations.UNITS + size,), np.uint8)
+    want, actual = device_array((size,), np.uint8), device_array((group_activations.UNITS + size,), np.uint8)
     quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
     quantize((rows // GROUPS_TOKENS, 1), 128, to_device(x), want, k, m)
     within = kernel("quantize_within", **byte_template(activation), GROUP=group)
     type_code = TYPE_CODES[next(name for name, c_type in C_TYPES.items() if c_type == kind)]
     for _ in range(2):
-        found[group_activations.UNITS :] = 255
-        within(3, 64, to_device(x), found, type_code, k, m, rows, backwards=backwards)
-        assert not found[: group_activations.UNITS].any()
-        assert_array_equal(found[group_activations.UNITS :], want)
+        actual[group_activations.UNITS :] = 255
+        within(3, 64, to_device(x), actual, type_code, k, m, rows, backwards=backwards)
+        assert not actual[: group_activations.UNITS].any()
+        assert_array_equal(actual[group_activations.UNITS :], want)
 
 
 @both_ways
@@ -312,11 +312,11 @@ def test_activations_become_blocks(kind, backwards):
     """quantize_activations: the bytes of NumPy, in the order of the weights; zeros beyond k."""
     x = some_activations(kind)
     expected = in_k_blocks(qgemm.quantize_activations(x).blocks)
-    found = device_array(expected.shape, activations.DTYPE)
+    actual = device_array(expected.shape, activations.DTYPE)
     quantize = kernel("quantize_activations", In=kind)
-    quantize((len(x), 1), 128, to_device(x), found, x.shape[1], len(x), backwards=backwards)
+    quantize((len(x), 1), 128, to_device(x), actual, x.shape[1], len(x), backwards=backwards)
     for name in ("qs", "ds"):
-        assert_array_equal(found[name], expected[name])
+        assert_array_equal(actual[name], expected[name])
 
 
 @pytest.mark.parametrize("kind", X_DTYPES)
@@ -331,10 +331,10 @@ def test_blocks_become_activations(kind):
         ("dequantize_activations", in_k_blocks(blocks), {"Out": out}),
         ("round_activations", x, {"In": kind, "Out": out}),
     ):
-        found = device_array(x.shape, expected.dtype)
+        actual = device_array(x.shape, expected.dtype)
         grid = (len(x), 1) if name == "dequantize_activations" else (-(-x.size // 1024), 1)
-        kernel(name, **types)(grid, 128, to_device(source), found, x.shape[1], len(x))
-        assert_array_equal(found, expected)
+        kernel(name, **types)(grid, 128, to_device(source), actual, x.shape[1], len(x))
+        assert_array_equal(actual, expected)
 
 
 SHARED_ENCODERS = (

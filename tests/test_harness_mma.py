@@ -73,7 +73,7 @@ def test_epilogue(out, bias, residual):
         None if residual is None else (-3 * scale * helpers.normal(m, n, seed=6)).astype(helpers.float_dtype(residual))
     )
     y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, out, bias, residual)
-    expected = sum((some.astype(np.float64) for some in (bias, residual) if some is not None), expected)
+    expected = sum((term.astype(np.float64) for term in (bias, residual) if term is not None), expected)
     bound = bound + np.abs(expected) * (helpers.ROUNDING[out] + 2.0**-22)
     assert (np.abs(y.astype(np.float64) - expected) <= bound).all()
 
@@ -99,8 +99,8 @@ def test_decode_by_clusters(fmt, cluster):
     """CTAs of a cluster share K: each stores its part of the rows, the sums of the others included."""
     for m in (1, 5):
         w, x, expected, bound = problem(fmt, m, k=1344)
-        some = {"m16_tiles": 4, "warp_split_k": 3, "cluster_split_k": cluster}
-        y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, **some)
+        options = {"m16_tiles": 4, "warp_split_k": 3, "cluster_split_k": cluster}
+        y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, **options)
         assert (np.abs(y - expected) <= bound).all()
 
 

@@ -70,12 +70,12 @@ def test_kernels_of_the_formats_of_tests(fmt, arch):
     """
     name = f"formats/{fmt.name}.cuh"
     of_tests = {} if fmt.family else {name: (harness.OF_TESTS / name).read_text()}
-    made = {**codegen.headers(fmt), **of_tests}
+    headers = {**codegen.headers(fmt), **of_tests}
     kernels = dict(routes.variants(fmt, int(re.sub(r"\D", "", arch))))
     assert len(kernels) > 4
     for kernel, template in kernels.items():
         source = codegen.compose(kernel, fmt, **template)
         if arch == "sm_90a" and kernel not in compile_kernels.BY_TURNS:
-            assert "0 bytes spill stores" in cached(source, arch, made).report, kernel
+            assert "0 bytes spill stores" in cached(source, arch, headers).report, kernel
         else:
-            passes_front_end(source, arch, made)
+            passes_front_end(source, arch, headers)

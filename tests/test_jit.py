@@ -59,11 +59,11 @@ def position_of_bit(bits, pairs, step, j, r, plane):
     """(word, bit) of one bit of a code that counts levels."""
     index, first = divmod(4 * step + 2 * (j % 2) + r, pairs)
     size, bit = 2 * bits * pairs, bits * (pairs * (j // 2) + first) + plane
-    word, at = divmod(index, 32 // size)
-    return (word, size * at + bit) if word < bits else (bit // 2, 30 + bit % 2)
+    word, first_bit = divmod(index, 32 // size)
+    return (word, size * first_bit + bit) if word < bits else (bit // 2, 30 + bit % 2)
 
 
-@each([fmt for fmt in TILED if fmt.slots])  # of grids: test_harness_kernels.py
+@each([fmt for fmt in TILED if fmt.slots])  # test_harness_kernels.py has grids
 def test_block_structs_lead_from_blocks_to_tiles(fmt):
     """The generated constants, read as kernels/pack/pack.cu reads them, give the tile of qgemm/cuda/layout/tile.py."""
     text = codegen.block_structs(fmt)
@@ -99,5 +99,5 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
                 tile[tiles.k_blocks(fmt) * k_block_bytes + to + index * unit + byte % unit] = raw[
                     row, block * fmt.block_bytes + number["AT"] + byte
                 ]
-    unchanged = dataclasses.replace(fmt, to_tile=None)  # of which the format's header has a twin
+    unchanged = dataclasses.replace(fmt, to_tile=None)  # the format's header has a twin of it
     assert tile.tobytes() == tiles.pack(unchanged, raw.view(fmt.dtype)).tobytes()

@@ -63,7 +63,7 @@ def one_tile(fmt, seed):
 def test_codes_lie_where_the_rules_say(fmt):
     """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step.
 
-    Of some formats before their words are changed once more.
+    Formats with to_tile are tested without it.
     """
     raw = one_tile(fmt, 1)
     k_blocks = tiles.pack(dataclasses.replace(fmt, to_tile=None), raw)["k_blocks"][0, 0]
@@ -108,8 +108,8 @@ def test_digits_lie_where_the_rules_say(fmt):
             digit = pair % 5 if pair < 15 else t
             byte = own >> 8 * ((0, 1, 4)[pair // 5] + (1 if pair // 5 == 2 else 2) * e) if pair < 15 else None
             byte = int(words["qh"][warp, g]) >> 8 * e if byte is None else byte
-            found = ((byte & 255) * 3**digit & 255) * 3 >> 8
-            assert found == codes[16 * warp + 8 * r + g, k_block, 16 * step + 8 * far + 2 * t + e]
+            decoded = ((byte & 255) * 3**digit & 255) * 3 >> 8
+            assert decoded == codes[16 * warp + 8 * r + g, k_block, 16 * step + 8 * far + 2 * t + e]
 
 
 @each([fmt for fmt in EVERY_TILED if fmt.digits is not None])
@@ -127,7 +127,7 @@ def test_bytes_that_are_no_number_decode_alike(fmt):
 def test_words_of_five_and_six_bits_overlap(fmt):
     """As the docstring of qgemm/codec/layouts/overlapping.py says: two codes in every byte, with the rest of a step."""
     raw = one_tile(fmt, 5)
-    k_blocks = tiles.pack(fmt, raw)["k_blocks"][0, 0]  # of fields [k_block][warp, 1, lane, word]
+    k_blocks = tiles.pack(fmt, raw)["k_blocks"][0, 0]  # fields [k_block][warp, 1, lane, word]
     low, rest = (k_blocks[name][:, :, 0] for name in fmt.slots)
     bits = 4 + rest.shape[-1]
     codes = fmt.decode_levels(raw.reshape(-1)).codes.reshape(64, -1, 64)
@@ -136,9 +136,9 @@ def test_words_of_five_and_six_bits_overlap(fmt):
         w, f = int(low[k_block, warp, lane, step]), int(rest[k_block, warp, lane, step * (bits - 4) // 4])
         by = (2 * bits - 8) * step % 8
         f = (f >> by | f << 32 - by) & 0xFFFFFFFF
-        found = [(w ^ f) >> 8 * j & 2**bits - 1, (w >> 8 * j & 0xFF) >> 8 - bits]
+        actual = [(w ^ f) >> 8 * j & 2**bits - 1, (w >> 8 * j & 0xFF) >> 8 - bits]
         column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
-        assert found == [codes[16 * warp + 8 * r + g, k_block, column] for r in range(2)]
+        assert actual == [codes[16 * warp + 8 * r + g, k_block, column] for r in range(2)]
 
 
 @each(CODEBOOKS)
@@ -154,10 +154,10 @@ def test_indices_lie_where_the_rules_say(fmt):
         g, t = divmod(lane, 4)
         index, first = divmod(4 * step + 2 * far + r, rows_of_index)
         bit = bits * (rows_of_index * e + first) + b
-        word, at = divmod(index, 32 // size)
-        word, at = (word, size * at + bit) if word < bits else (bit // 2, 30 + bit % 2)
+        word, first_bit = divmod(index, 32 // size)
+        word, first_bit = (word, size * first_bit + bit) if word < bits else (bit // 2, 30 + bit % 2)
         code = codes[16 * warp + 8 * r + g, 16 * step + 8 * far + 2 * t + e]
-        assert words[warp, lane, word] >> at & 1 == code >> b & 1
+        assert words[warp, lane, word] >> first_bit & 1 == code >> b & 1
 
 
 @each(CODEBOOKS)

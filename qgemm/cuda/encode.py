@@ -15,9 +15,9 @@ from . import upload
 from .kernels.transforms import (
     ENCODE,
     ENCODE_GROUPS,
+    ENCODE_STATS,
     ENCODE_THREADS,
     ENCODE_WEIGHTED,
-    ENCODE_STATS,
     blocks_per_warp,
     encodes,
     encodes_groups,
