@@ -1,5 +1,5 @@
 // Quantized activations (qgemm::Activations of host.cuh), in the order of the weights' codes:
-// qgemm/cuda/layout/activations.py.
+// qgemm/cuda/layout/q8_1_k_blocks.py.
 #pragma once
 
 #include "host.cuh"

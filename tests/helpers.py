@@ -57,8 +57,8 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
                 blocks[name] = rng.uniform(0, fmt.code_range[1], blocks.shape).astype(np.float16)
         elif fmt.dtype[name].kind == "f":
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
-        elif name in fmt.ordinary:
-            blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
+        elif name in fmt.encoding.ordinary:
+            blocks[name] = rng.integers(*fmt.encoding.ordinary[name], blocks[name].shape)
     if fmt.scatter_scale is not None:
         fmt.scatter_scale(blocks, rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16))
     if fmt.family == "f8":  # codes of NaN and infinity
@@ -82,7 +82,7 @@ def set_scales(fmt: Format, blocks: np.ndarray, scale: float) -> None:
 def bytes_as_blocks(fmt: Format, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Blocks of random bytes; of digits to the base 3 the ones that encoders write, which tiles give back."""
     raw = np.frombuffer(rng.bytes(int(np.prod(shape)) * fmt.block_bytes), fmt.dtype).reshape(shape)
-    return raw if fmt.digits is None else fmt.digits.canonical(raw)
+    return raw if fmt.tile.digits is None else fmt.tile.digits.canonical(raw)
 
 
 def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> np.ndarray:

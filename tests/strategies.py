@@ -30,9 +30,9 @@ CODES = [fmt for fmt in FORMATS if fmt.integer]
 INTEGER = [fmt for fmt in CODES if fmt.code_fields]
 CODEBOOKS = [fmt for fmt in FORMATS if fmt.needs_table]
 # Encoded from values alone; formats that need an importance have tests of their own.
-ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None and not fmt.needs_importance]
+ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None and not fmt.encoding.needs_importance]
 ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt in ENCODED]
-GRIDS = [fmt for fmt in FORMATS if fmt.grid is not None]
+GRIDS = [fmt for fmt in FORMATS if fmt.tile.grid is not None]
 TILED = [fmt for fmt in FORMATS if fmt.tiled]
 # With the formats of tests, which have no kernels of the library.
 EVERY = FORMATS + TEST_FORMATS
@@ -53,7 +53,7 @@ each_product = pytest.mark.parametrize(
 gpu_settings = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def each(formats: list[Format]):
+def over_formats(formats: list[Format]):
     """Parametrise a test over formats, by name."""
     return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
 
@@ -113,7 +113,7 @@ def values(draw: st.DrawFn, fmt: Format, max_count: int = 40) -> np.ndarray:
         x = rng.standard_normal(shape) * np.where(rng.random(shape) < 0.05, 1000.0, 1.0)
     else:
         x = rng.standard_normal(shape) * 2.0 ** rng.integers(-149, -120, shape)
-    limit = np.nextafter(np.float32(fmt.limit), np.float32(0))
+    limit = np.nextafter(np.float32(fmt.encoding.limit), np.float32(0))
     return np.clip(np.asarray(x, np.float32), -limit, limit)
 
 

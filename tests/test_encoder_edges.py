@@ -51,6 +51,6 @@ def test_every_type_that_ggml_encodes_is_held_against_it():
     expected = set()
     for name, fmt in qgemm.FORMATS.items():
         if fmt.ggml_type is not None and not fmt.plain and name != "q8_1":
-            expected |= {f"{name}.plain"} if not fmt.needs_importance else set()
+            expected |= {f"{name}.plain"} if not fmt.encoding.needs_importance else set()
             expected |= {f"{name}.imatrix{i}" for i in range(3)} if searched(fmt) else set()
     assert set(CASES) == expected

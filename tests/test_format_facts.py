@@ -10,7 +10,15 @@ import pytest
 from formats_of_tests import OWN_FORMATS
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import EVERY, EVERY_BLOCK, EVERY_TILED, FORMATS, TEST_FORMATS, each, raw_blocks
+from strategies import (
+    EVERY,
+    EVERY_BLOCK,
+    EVERY_TILED,
+    FORMATS,
+    TEST_FORMATS,
+    over_formats,
+    raw_blocks,
+)
 
 import qgemm
 from qgemm.codec.format import Format, Levels
@@ -20,15 +28,17 @@ from qgemm.codec.packing import as_bytes, unpack_bit_planes, unpack_slots
 def codes_of(fmt: Format, blocks: np.ndarray) -> np.ndarray:
     """Blocks [n] -> the bits of their codes as they are, [n, weights], by nothing but the record."""
     codes, shift = np.zeros((len(blocks), fmt.weights), np.int64), 0
-    for name, slots in fmt.slots.items():
+    for name, slots in fmt.tile.slots.items():
         field, bits = blocks[name], 8 * fmt.dtype[name].itemsize // fmt.weights
         part = (
-            unpack_bit_planes(field) if fmt.bit_planes else unpack_slots(as_bytes(field).reshape(len(blocks), -1), bits)
+            unpack_bit_planes(field)
+            if fmt.tile.bit_planes
+            else unpack_slots(as_bytes(field).reshape(len(blocks), -1), bits)
         )
         codes[:, list(slots)] |= part.astype(np.int64) << shift
         shift += bits
-    if fmt.digits is not None:
-        return fmt.digits.unpack(blocks).astype(np.int64)
+    if fmt.tile.digits is not None:
+        return fmt.tile.digits.unpack(blocks).astype(np.int64)
     lowest, highest = fmt.code_range
     return np.where(codes > highest, codes - (highest - lowest + 1), codes)
 
@@ -42,7 +52,7 @@ def tame_blocks(fmt: Format, draw, count: int = 9) -> np.ndarray:
         blocks[fmt.zero_field] = np.linspace(0, fmt.code_range[1], count)
     if fmt.scatter_scale is not None:
         fmt.scatter_scale(blocks, np.linspace(0.5, 2, count).astype(np.float16))
-    for name, (least, end) in fmt.ordinary.items():
+    for name, (least, end) in fmt.encoding.ordinary.items():
         blocks[name] = np.linspace(least, end - 1, blocks[name].size).reshape(blocks[name].shape)
     return blocks
 
@@ -68,7 +78,7 @@ def names_of_a_grid(fmt: Format, blocks: np.ndarray, levels: Levels) -> dict[str
     }
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @given(data=st.data())
 def test_formula_is_what_decodes(fmt, data):
     """Evaluated in float64 with a block's fields, its codes q and the 6-bit integers of a super-block."""
@@ -77,11 +87,11 @@ def test_formula_is_what_decodes(fmt, data):
     names = {
         name: blocks[name].astype(np.float64)[:, None, None] for name in fmt.dtype.names if not fmt.dtype[name].shape
     }
-    if fmt.grid is None:
+    if fmt.tile.grid is None:
         names |= {"q": codes_of(fmt, blocks).reshape(levels.codes.shape), "codebook": fmt.codebook}
-    for name in ({"absmax", *fmt.number_bytes} - {"z"}) & set(names):
+    for name in ({"absmax", *fmt.tile.number_bytes} - {"z"}) & set(names):
         names[name] = levels.scale[..., None]
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         names = names_of_a_grid(fmt, blocks, levels)
     elif "d" not in names and "d" in fmt.dtype.names:  # bytes of groups, of which the format tells the floats' halves
         names["d"] = 2 * levels.scale[..., None]
@@ -93,7 +103,7 @@ def test_formula_is_what_decodes(fmt, data):
     np.testing.assert_allclose(fmt.decode(blocks), evaluated.reshape(len(blocks), -1), rtol=0, atol=size * 2.0**-22)
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @given(data=st.data())
 def test_codes_have_the_range_zero_and_size_that_the_format_tells(fmt, data):
     """The values that scales are multiplied by are integers of eight bits wherever "a8" multiplies them."""
@@ -103,12 +113,12 @@ def test_codes_have_the_range_zero_and_size_that_the_format_tells(fmt, data):
     assert (levels.minimum is not None) == fmt.has_minimum
     assert isinstance(levels.zero, np.ndarray) == (fmt.zero is None)
     values = levels.codes
-    if fmt.grid is None:
-        assert highest - lowest + 1 == (3 if fmt.digits is not None else 1 << fmt.code_bits)
+    if fmt.tile.grid is None:
+        assert highest - lowest + 1 == (3 if fmt.tile.digits is not None else 1 << fmt.code_bits)
         codes = codes_of(fmt, blocks).reshape(levels.codes.shape)
         values = codes if fmt.codebook is None else fmt.codebook[codes]
         np.testing.assert_array_equal(levels.codes, values)
-    assert np.abs(values - (fmt.zero or 0)).max() <= fmt.largest_level
+    assert np.abs(values - (fmt.zero or 0)).max() <= fmt.max_level
     assert fmt.integer == (levels.codes.dtype.kind in "iu")
     if fmt.integer:
         assert (levels.codes.dtype.itemsize, fmt.needs_table) == (1, False)
@@ -118,15 +128,15 @@ def test_every_code_is_reached():
     """The ends of the range are codes of some block: it is no wider than it must be."""
     for fmt in EVERY_TILED:
         blocks = np.frombuffer(np.random.default_rng(1).bytes(999 * fmt.block_bytes), fmt.dtype)
-        reached = codes_of(fmt, blocks) if fmt.grid is None else fmt.decode_levels(blocks).codes
-        if fmt.grid is not None:  # as bytes of both signs
+        reached = codes_of(fmt, blocks) if fmt.tile.grid is None else fmt.decode_levels(blocks).codes
+        if fmt.tile.grid is not None:  # as bytes of both signs
             reached = np.append(reached, [-reached.max(), -reached.min()])
         assert (reached.min(), reached.max()) == fmt.code_range
 
 
-@each(EVERY)
+@over_formats(EVERY)
 def test_ordinary_scales_are_of_fields_of_bytes_or_bfloat16(fmt):
-    for name in {*fmt.ordinary, *fmt.number_bytes}:
+    for name in {*fmt.encoding.ordinary, *fmt.tile.number_bytes}:
         assert fmt.dtype[name].base in (("<u2", "u1") if fmt.family else ("u1",))
         assert name not in fmt.code_fields
 
@@ -135,9 +145,9 @@ def test_a_codebook_tells_nothing_but_what_codes_stand_for():
     """mxfp4 has one, of integers: "a8" multiplies these, its codes are nibbles, and ggml knows its blocks."""
     fmt = qgemm.FORMATS["mxfp4"]
     assert fmt.codebook.tolist() == [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
-    assert (fmt.integer, fmt.needs_table, fmt.bit_planes, fmt.stored_in_parts) == (True, False, False, False)
+    assert (fmt.integer, fmt.needs_table, fmt.tile.bit_planes, fmt.stored_in_parts) == (True, False, False, False)
     kbit = qgemm.FORMATS["kbit4"].variant(range(16), None)  # integers by chance, of one tensor
-    assert (kbit.integer, kbit.needs_table, kbit.bit_planes, kbit.stored_in_parts) == (False, True, True, True)
+    assert (kbit.integer, kbit.needs_table, kbit.tile.bit_planes, kbit.stored_in_parts) == (False, True, True, True)
     assert not fmt.codebook.flags.writeable
 
 
@@ -166,7 +176,9 @@ def test_formats_of_tests_are_not_listed():
         qgemm.quantize(np.ones((1, 32), np.float32), "q6_0")
 
 
-@each([fmt for fmt in EVERY_BLOCK if fmt.encode is not None and fmt.scale_fields and not fmt.needs_importance])
+@over_formats(
+    [fmt for fmt in EVERY_BLOCK if fmt.encode is not None and fmt.scale_fields and not fmt.encoding.needs_importance]
+)
 def test_the_first_block_that_a_kernel_refused_is_named(fmt):
     """As `quantize` names it on the CPU, from an array of any library."""
     x = np.ones((3, 4 * fmt.weights))

@@ -18,7 +18,7 @@ from strategies import (
     EVERY_ENCODED_BLOCK,
     GGML_BLOCKS,
     blocks,
-    each,
+    over_formats,
     raw_blocks,
     seeds,
     values,
@@ -49,7 +49,7 @@ def assert_same_bits(got, want):
     np.testing.assert_array_equal(got.view(np.uint32)[~nan], want.view(np.uint32)[~nan])
 
 
-@each([fmt for fmt in GGML_BLOCKS if f"{fmt.name}/x" in GOLDEN])  # the others: tests/test_small_types.py
+@over_formats([fmt for fmt in GGML_BLOCKS if f"{fmt.name}/x" in GOLDEN])  # the others: tests/test_small_types.py
 def test_golden_blocks(fmt):
     x, packed, decoded = (GOLDEN[f"{fmt.name}/{part}"] for part in ("x", "blocks", "values"))
     if fmt.encode is not None:
@@ -59,10 +59,14 @@ def test_golden_blocks(fmt):
 
 # Encoders that take the scale of a block of its largest value; others search, by tries that may leave out a grid's own,
 # and nvfp4 rounds the scale, after which another code may be the largest.
-NEAREST = [fmt for fmt in EVERY_ENCODED if (fmt.weighted is None or fmt.family) and fmt.name not in ("iq4_nl", "nvfp4")]
+NEAREST = [
+    fmt
+    for fmt in EVERY_ENCODED
+    if (fmt.encoding.weighted is None or fmt.family) and fmt.name not in ("iq4_nl", "nvfp4")
+]
 
 
-@each(RIGHT_IN_GGUF)
+@over_formats(RIGHT_IN_GGUF)
 def test_real_excerpt(fmt):
     """Trained weights quantized by ggml: encoding the float32 tensor gives the file's bytes."""
     with qgemm.open(EXCERPT) as file:
@@ -76,7 +80,7 @@ def test_real_excerpt(fmt):
                 assert_same_bits(packed.dequantize(), want)
 
 
-@each([fmt for fmt in RIGHT_IN_GGUF if fmt in NEAREST])  # gguf 0.19 encodes no others
+@over_formats([fmt for fmt in RIGHT_IN_GGUF if fmt in NEAREST])  # gguf 0.19 encodes no others
 @given(data=st.data())
 def test_encode_agrees_with_gguf(fmt, data):
     """gguf differs from C on negative zeros alone among finite values, so they are made positive here."""
@@ -86,7 +90,7 @@ def test_encode_agrees_with_gguf(fmt, data):
     assert encode(fmt, x).tobytes() == want.tobytes()
 
 
-@each(RIGHT_IN_GGUF)
+@over_formats(RIGHT_IN_GGUF)
 @pytest.mark.parametrize("scale", [0.0, np.inf])
 def test_scales_of_zero_and_infinity_decode_as_in_gguf(fmt, scale):
     """Raw blocks whose half scales are these, of either sign: zeros, infinity or NaN, weight by weight."""
@@ -97,7 +101,7 @@ def test_scales_of_zero_and_infinity_decode_as_in_gguf(fmt, scale):
     assert_same_bits(fmt.decode(raw), want)
 
 
-@each(RIGHT_IN_GGUF)
+@over_formats(RIGHT_IN_GGUF)
 @given(data=st.data())
 def test_decode_agrees_with_gguf(fmt, data):
     raw = data.draw(blocks(fmt))
@@ -106,7 +110,7 @@ def test_decode_agrees_with_gguf(fmt, data):
     assert_same_bits(fmt.decode(raw), want)
 
 
-@each(NEAREST)
+@over_formats(NEAREST)
 @given(data=st.data())
 def test_quantizing_twice_changes_nothing(fmt, data):
     """Rounding to nearest is a projection: a value already on the grid stays where it is.
@@ -122,7 +126,7 @@ def test_quantizing_twice_changes_nothing(fmt, data):
         np.testing.assert_array_equal(twice, once)
 
 
-@each([fmt for fmt in NEAREST if not fmt.plain and fmt.codebook is None and fmt.zero is not None])
+@over_formats([fmt for fmt in NEAREST if not fmt.plain and fmt.codebook is None and fmt.zero is not None])
 @given(data=st.data())
 def test_error_is_at_most_half_a_step(fmt, data):
     """Half a level, and the rounding of scale and minimum to float16 (one subnormal place for tiny ones)."""
@@ -134,13 +138,13 @@ def test_error_is_at_most_half_a_step(fmt, data):
     steps = highest - lowest
     step = reach / steps if fmt.has_minimum else span / -lowest
     worst = step / 2 if fmt.has_minimum or -lowest == highest else step  # a sign without a level at its end loses one
-    place = 2.0**-8 if fmt.limit < np.inf else 2.0**-11  # relative precision of a scale: bfloat16 or float16
+    place = 2.0**-8 if fmt.encoding.limit < np.inf else 2.0**-11  # relative precision of a scale: bfloat16 or float16
     rounding = (span + step * steps) * place + (steps + 1) * 2.0**-25
     error = np.abs(fmt.decode(encode(fmt, x.astype(np.float32))) - x).max(axis=1)
     assert (error <= worst * (1 + 2.0**-20) + rounding + span * 2.0**-22).all()
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 @given(data=st.data())
 def test_blocks_are_independent(fmt, data):
     """A block's bytes depend on its own values alone, wherever it stands in a matrix."""
@@ -151,7 +155,7 @@ def test_blocks_are_independent(fmt, data):
     assert packed[1].tobytes() == encode(fmt, x[::-1]).tobytes()
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 def test_negative_zeros_as_in_c(fmt):
     """C starts from max = 0 with `<`, so a block of negative zeros has the scale of a block of zeros."""
     zeros = np.zeros((1, fmt.weights), np.float32)
@@ -161,7 +165,7 @@ def test_negative_zeros_as_in_c(fmt):
         assert fmt.encode(-zeros).tobytes() == fmt.encode(zeros).tobytes()
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @given(data=st.data())
 def test_what_is_not_finite_is_refused(fmt, bad, data):
@@ -175,7 +179,7 @@ def test_what_is_not_finite_is_refused(fmt, bad, data):
         qgemm.quantize(x, fmt)
 
 
-@each([fmt for fmt in EVERY_ENCODED_BLOCK if fmt.scale_fields])
+@over_formats([fmt for fmt in EVERY_ENCODED_BLOCK if fmt.scale_fields])
 def test_scale_beyond_float16_is_refused(fmt):
     """An exponent in place of float16 scales holds every finite value."""
     x = np.ones((2, 2 * fmt.weights), np.float32)
@@ -184,7 +188,7 @@ def test_scale_beyond_float16_is_refused(fmt):
         qgemm.quantize(x, fmt)
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 def test_float64_beyond_float32_is_refused(fmt):
     """Also where an exponent holds every finite float32."""
     x = np.ones((2, 2 * fmt.weights))
@@ -286,7 +290,7 @@ def test_bf16_agrees_with_gguf_and_ml_dtypes(rng):
     np.testing.assert_array_equal(got[~nan], bits[~nan])
 
 
-@each(EVERY)
+@over_formats(EVERY)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 @given(data=st.data())
 def test_dequantize_rounds_once(fmt, dtype, data):
@@ -360,7 +364,7 @@ def test_an_unknown_format_names_those_that_are_close():
         qgemm.Tensor("iq2_xxl", (1, 256), np.zeros((1, 1), "u1"))
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 def test_rows_must_hold_whole_blocks(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt}: row length 100 is not a multiple of {fmt.weights}"):
         qgemm.quantize(np.ones((2, 100), np.float32), fmt)

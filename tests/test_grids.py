@@ -61,7 +61,9 @@ def test_a_super_block_does_not_depend_on_its_neighbours(name, data):
     x = rng.standard_normal((data.draw(st.sampled_from([2, 65])), 256))
     x = (x * np.exp2(rng.integers(-20, 14, (len(x), 1)))).astype(np.float32)
     importance = rng.uniform(0, 4, x.shape).astype(np.float32)
-    assert fmt.weighted(x, importance)[-1:].tobytes() == fmt.weighted(x[-1:], importance[-1:]).tobytes()
+    assert (
+        fmt.encoding.weighted(x, importance)[-1:].tobytes() == fmt.encoding.weighted(x[-1:], importance[-1:]).tobytes()
+    )
     if name not in ALWAYS_NEED:
         assert fmt.encode(x)[-1:].tobytes() == fmt.encode(x[-1:]).tobytes()
 

@@ -11,7 +11,7 @@ import pytest
 from harness import Lanes, device_array, to_device
 from helpers import bytes_as_blocks
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, each
+from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, over_formats
 
 import qgemm
 from qgemm.codec.format import Format
@@ -80,7 +80,7 @@ def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 # ---------------------------------------------------------------- headers
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_facts_of_a_header_are_those_of_the_format(fmt):
     facts = lanes_of(fmt).facts
     blocks, _ = one_tile(fmt)
@@ -92,7 +92,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
     assert facts["TABLE_BYTES"] == tiles.table_bytes(fmt)
     assert facts["TILE_SIZE"] == tiles.tile_dtype(fmt).itemsize
     if fmt.integer and fmt.zero is not None:
-        assert facts["ZERO"] == (0 if fmt.bytes_are_levels else fmt.zero), "bytes_are_levels of the record"
+        assert facts["ZERO"] == (0 if fmt.tile.bytes_are_levels else fmt.zero), "bytes_are_levels of the record"
     exponent = tiles.code_exponent(fmt)
     assert facts["CODES_ARE_LEVELS"] == (exponent is not None)
     if exponent is not None:
@@ -100,7 +100,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
 
 
 @each_size
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_levels(fmt, m16_tiles):
     """The level of every weight, in the lane and register that owns it."""
     expected = in_lanes(levels_of(fmt)[0])
@@ -108,7 +108,7 @@ def test_levels(fmt, m16_tiles):
 
 
 @each_size
-@each(EVERY_INTEGER)
+@over_formats(EVERY_INTEGER)
 def test_fragments(fmt, m16_tiles):
     """Codes as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
     facts = lanes_of(fmt).facts
@@ -126,7 +126,7 @@ def test_fragments(fmt, m16_tiles):
 
 
 @each_size
-@each(GRIDS)
+@over_formats(GRIDS)
 def test_levels_of_owned_columns(fmt, m16_tiles):
     """What decode's lanes find of the columns that they own, times a power of two."""
     expected = np.ldexp(in_owners(levels_of(fmt)[0]), -lanes_of(fmt).facts["CODE_EXPONENT"])
@@ -135,7 +135,7 @@ def test_levels_of_owned_columns(fmt, m16_tiles):
 
 
 @each_size
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
     """Rounded to the type that fills the table, times a power of two."""
     exponent = lanes_of(fmt).facts["CODE_EXPONENT"]
@@ -150,7 +150,7 @@ def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
 
 
 @each_size
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_scales_and_minimums(fmt, m16_tiles):
     """As NumPy decodes random bytes, infinity and NaN included."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
@@ -159,7 +159,7 @@ def test_scales_and_minimums(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in EVERY_TILED if tiles.scale_factors(fmt) in (1, 2)])
+@over_formats([fmt for fmt in EVERY_TILED if tiles.scale_factors(fmt) in (1, 2)])
 def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
     """One half, or that of a super-block times an integer, which is given in any unit."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
@@ -180,7 +180,7 @@ def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in EVERY_TILED if fmt.has_minimum and fmt.weights > fmt.group])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.has_minimum and fmt.weights > fmt.group])
 def test_minimums_of_a_super_block(fmt, m16_tiles):
     """The super-block's scale times integers, as pairs of bf16 of neighbouring groups."""
     minimum = in_pairs(levels_of(fmt)[2])  # [4, 8, groups, 2]
@@ -193,23 +193,23 @@ def test_minimums_of_a_super_block(fmt, m16_tiles):
     assert_array_equal(products.swapaxes(-1, -2).reshape(minimum.shape), minimum)
 
 
-@each([fmt for fmt in EVERY_TILED if fmt.to_tile is not None])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.tile.to_tile is not None])
 def test_words_of_a_tile_and_back(fmt):
     """Random words, by the header and by the format's module."""
     rng = np.random.default_rng(5)
-    widths = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[-1] for name in fmt.slots}
-    parts = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[1] for name in fmt.slots}
+    widths = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[-1] for name in fmt.tile.slots}
+    parts = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[1] for name in fmt.tile.slots}
     count = 500
-    words = {name: rng.integers(0, 2**32, (count, parts[name] * widths[name]), np.uint32) for name in fmt.slots}
+    words = {name: rng.integers(0, 2**32, (count, parts[name] * widths[name]), np.uint32) for name in fmt.tile.slots}
     size = lanes_of(fmt).facts["CODES_SIZE"]
     used = sum(4 * value.shape[1] for value in words.values())
     together = np.zeros((count, size), np.uint8)
     together[:, :used] = np.concatenate([value.view(np.uint8) for value in words.values()], axis=1)
     device = to_device(together)
-    for function, expected in (("to_tile", fmt.to_tile(words)), ("from_tile", words)):
+    for function, expected in (("to_tile", fmt.tile.to_tile(words)), ("from_tile", words)):
         getattr(lanes_of(fmt).library, function)(ctypes.c_void_p(device.ctypes.data), count)
         harness.check_guards(device)
-        joined = np.concatenate([expected[name].view(np.uint8).reshape(count, -1) for name in fmt.slots], axis=1)
+        joined = np.concatenate([expected[name].view(np.uint8).reshape(count, -1) for name in fmt.tile.slots], axis=1)
         assert_array_equal(device.reshape(count, size)[:, :used], joined)
 
 

@@ -76,7 +76,7 @@ def test_bytes_of_numpy(fmt, weighted):
     if importance is not None:
         importance[7, :64], importance[8] = 0, 1e-20
     with np.errstate(all="ignore"):
-        want = fmt.encode(x) if importance is None else fmt.weighted(x, importance)
+        want = fmt.encode(x) if importance is None else fmt.encoding.weighted(x, importance)
     blocks, stats = encoded(fmt, x, importance, backwards=True)
     refused = fmt.refused(x, want)
     assert stats["refused"].min() == (len(x) if refused is None else refused.argmax())

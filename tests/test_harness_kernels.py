@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from q8_1_blocks import in_k_blocks
-from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, each, values
+from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, over_formats, values
 
 import qgemm
-from qgemm.codec import activations as blocks_of_activations
+from qgemm.codec import q8_1_f32 as blocks_of_activations
 from qgemm.codec.error_bound import magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import GROUPS
@@ -28,7 +28,7 @@ from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import transforms
 from qgemm.cuda.kernels.transforms import GROUPS_TOKENS, groups_template
-from qgemm.cuda.layout import activations, group_activations
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.layout.group_activations import byte_template
 from qgemm.cuda.problem import C_TYPES
@@ -56,7 +56,7 @@ def panels(fmt, blocks):
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_blocks_to_tiles(fmt, columns, backwards):
     """pack, byte for byte, with bounds of the rows; nothing beyond the last block is read as a weight."""
@@ -73,7 +73,7 @@ def test_blocks_to_tiles(fmt, columns, backwards):
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_tiles_to_blocks(fmt, columns, backwards):
     """unpack, byte for byte."""
@@ -95,7 +95,7 @@ def assert_weights(fmt, blocks, actual, expected):
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # infinity times a code of 0
 def test_tiles_to_weights(fmt, backwards):
     """dequantize: every weight as NumPy decodes random bytes, infinite scales among them, exact in float."""
@@ -114,7 +114,7 @@ def test_tiles_to_weights(fmt, backwards):
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 2500])
 def test_tiles_to_rows(fmt, columns, backwards):
     """gather_rows: those of an index, in its order and as often as it names them; nothing beside them is written."""
@@ -145,7 +145,7 @@ def encoded(fmt, x, backwards=False):
     return blocks[:count], stats
 
 
-@each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
+@over_formats([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
 @settings(max_examples=15)
 @given(data=st.data())
 def test_encoders(fmt, data):
@@ -163,7 +163,7 @@ def test_encoders(fmt, data):
     assert stats["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
 
 
-@each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
+@over_formats([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_the_first_block_that_cannot_be_held(fmt, value):
     x = helpers.normal(100, 32)
@@ -173,7 +173,7 @@ def test_the_first_block_that_cannot_be_held(fmt, value):
     assert encoded(fmt, x)[1]["refused"].min() == (100 if refused is None else refused.argmax())
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @pytest.mark.parametrize("kind", ["float", "half"])
 @settings(max_examples=10)
 @given(data=st.data())
@@ -181,7 +181,7 @@ def test_codebooks(fmt, kind, data):
     """quantize_codebook and dequantize_codebook: the absmax, the planes and the weights of NumPy."""
     x = data.draw(values(fmt, max_count=150))
     if kind == "half":  # rounded to half, the largest that E4M4 holds would be one that it does not
-        x = np.clip(x, -min(31, fmt.limit), min(31, fmt.limit)).astype(np.float16)
+        x = np.clip(x, -min(31, fmt.encoding.limit), min(31, fmt.encoding.limit)).astype(np.float16)
     with np.errstate(all="ignore"):
         expected = fmt.encode(x.astype(np.float32))
     count, backwards = len(x), data.draw(st.booleans())
@@ -208,7 +208,7 @@ KINDS = [fmt for fmt in EVERY_TILED if fmt.name in OF_EACH_KIND]
 
 
 @both_ways
-@each(KINDS)
+@over_formats(KINDS)
 def test_products_in_float32(fmt, backwards):
     """gemv_simt: exact levels, float32 sums."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
@@ -222,7 +222,7 @@ def test_products_in_float32(fmt, backwards):
 
 
 @both_ways
-@each([fmt for fmt in KINDS if fmt.integer])
+@over_formats([fmt for fmt in KINDS if fmt.integer])
 def test_products_of_quantized_activations(fmt, backwards):
     """gemv_dp4a: integer dots by dp4a, of the bytes of a header."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
@@ -235,7 +235,7 @@ def test_products_of_quantized_activations(fmt, backwards):
     helpers.assert_a8(y, x, w)
 
 
-@each([fmt for fmt in KINDS if fmt.integer])
+@over_formats([fmt for fmt in KINDS if fmt.integer])
 def test_products_of_extreme_activations(fmt):
     """gemv_dp4a of x from 1e-30 to 1e30."""
     w = helpers.random_tensor(fmt, 70, 320, np.random.default_rng(3))
@@ -245,7 +245,7 @@ def test_products_of_extreme_activations(fmt):
     gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=8, WARP_SPLIT_K=4)
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(-(-n // tiles.ROWS), 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, len(x))
-    helpers.assert_a8_formula(y, x, w, fmt.bytes_are_levels)
+    helpers.assert_a8_formula(y, x, w, fmt.tile.bytes_are_levels)
 
 
 # ---------------------------------------------------------------- activations
@@ -312,7 +312,7 @@ def test_activations_become_blocks(kind, backwards):
     """quantize_activations: the bytes of NumPy, in the order of the weights; zeros beyond k."""
     x = some_activations(kind)
     expected = in_k_blocks(qgemm.quantize_activations(x).blocks)
-    actual = device_array(expected.shape, activations.DTYPE)
+    actual = device_array(expected.shape, q8_1_k_blocks.DTYPE)
     quantize = kernel("quantize_activations", In=kind)
     quantize((len(x), 1), 128, to_device(x), actual, x.shape[1], len(x), backwards=backwards)
     for name in ("qs", "ds"):

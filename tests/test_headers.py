@@ -11,7 +11,7 @@ import harness
 import pytest
 from formats_of_tests import TEST_FORMATS
 from kernel_batches import passes_front_end
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 from qgemm.cuda.jit import codegen, sources
 from qgemm.cuda.jit.cache import cached
@@ -40,7 +40,7 @@ def test_instructions_are_in_ptx():
     assert {path.name for path in files if path.parent.name != "ptx"} == set()
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_a_unit_is_includes_and_config(fmt):
     """Nothing of a format or a template is at file scope: all of it is a member of qgemm::Config."""
     for kernel, template in dict(routes.variants(fmt, 90)).items():
@@ -62,7 +62,7 @@ def test_a_kernel_is_the_only_name_at_file_scope(kernel):
 
 
 @pytest.mark.compiles
-@each(TEST_FORMATS)
+@over_formats(TEST_FORMATS)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_kernels_of_the_formats_of_tests(fmt, arch):
     """Groups of 128 and 256 weights, a zero of each group: one template of each kernel passes the front end, and on

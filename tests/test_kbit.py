@@ -11,7 +11,7 @@ from helpers import exact, tame
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
-from strategies import CODEBOOKS, codebooks, each, problems, raw_blocks, seeds, values
+from strategies import CODEBOOKS, codebooks, over_formats, problems, raw_blocks, seeds, values
 
 import qgemm
 from qgemm.codec import e4m4
@@ -63,7 +63,7 @@ def test_default_codebooks_stay_as_they_are():
     assert digest == "5bf50aa09b65b0cb44b9fc062f871df92537017408c495e34320d72cb2447a15"
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
     """As the kernel finds bins: edges before a value's bin are below it, and at most one more if bins hold one each."""
@@ -84,7 +84,7 @@ def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
 DIVISORS = [np.float32(MIN_ABSMAX), *np.float32(2.0) ** np.arange(-26, 16), np.float32(3e-3), np.float32(65519.9)]
 
 
-@each(CODEBOOKS[::2])
+@over_formats(CODEBOOKS[::2])
 @given(data=st.data())
 def test_products_compare_as_rounded_quotients_do(fmt, data):
     """Beside each edge, subnormal quotients and ties among them included; float64 rounds only numbers far from 0."""
@@ -106,7 +106,7 @@ def test_products_compare_as_rounded_quotients_do(fmt, data):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@each(CODEBOOKS[::2])
+@over_formats(CODEBOOKS[::2])
 @given(data=st.data())
 @example(data=None)
 def test_short_values_compare_by_one_product(fmt, dtype, data):
@@ -134,7 +134,7 @@ def test_default_codebooks_are_looked_up_by_one_comparison():
 
 
 @pytest.mark.slow
-@each(CODEBOOKS[::2])
+@over_formats(CODEBOOKS[::2])
 @settings(max_examples=100)
 @given(data=st.data())
 def test_nearest_against_brute_force(fmt, data):
@@ -149,7 +149,7 @@ def test_nearest_against_brute_force(fmt, data):
     assert nearest(v, codebook).tolist() == want
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_blocks_against_the_definition(fmt, data):
     """A block at a time, a weight at a time."""
@@ -283,7 +283,7 @@ def test_float64_that_rounds_to_the_limit_is_refused():
 # ---------------------------------------------------------------- products
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_products_with_any_codebook(fmt, data):
     """Within the bound of float32 sums over K, of any rows, for levels of any order and sign."""

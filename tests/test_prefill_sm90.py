@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.cuda.driver.launch import TensorMap
@@ -92,7 +92,7 @@ def test_stream_k_where_split_k_leaves_much_idle():
 BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0**27, 1e30, 3e38]
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("source", ["half", "bf16"])
 def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
     unit = row_scale.range_of(fmt, source)

@@ -38,7 +38,7 @@ def schedule(grid, count, units):
 @given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
 def test_divisors_divide(number, by):
     """Also the numbers beside a multiple, where a quotient would first be wrong."""
-    divisor = Divisor.of(by)
+    divisor = Divisor.by(by)
     for some in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
         assert kernel().divide(ctypes.byref(divisor), some) == some // by
 

@@ -9,7 +9,7 @@ import pytest
 from helpers import DATA
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import each, seeds
+from strategies import over_formats, seeds
 
 import qgemm
 from qgemm.formats import nvfp4
@@ -51,7 +51,7 @@ def test_one_block_is_like_many(name, data):
     assert fmt.encode(x)[3:4].tobytes() == fmt.encode(x[3:4]).tobytes()
 
 
-@each(WITHOUT_ORACLE)
+@over_formats(WITHOUT_ORACLE)
 def test_any_bytes_decode(fmt):
     """By the definition: scale times code, weight by weight."""
     raw = np.random.default_rng(1).integers(0, 256, (50, fmt.block_bytes), np.uint8)
@@ -65,7 +65,7 @@ def test_any_bytes_decode(fmt):
             assert value == np.float32(d) * (2 * code - 1 if bits == 1 else code - 1)
 
 
-@each(WITHOUT_ORACLE)
+@over_formats(WITHOUT_ORACLE)
 def test_a_block_of_another_size_is_refused(fmt, tmp_path):
     """Forks have other blocks under these numbers; their tensors end elsewhere."""
     qgemm.write(tmp_path / "x.gguf", {"w": qgemm.quantize(np.ones((4, 256), np.float32), fmt)})

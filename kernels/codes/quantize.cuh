@@ -1,6 +1,6 @@
 // x -> q8_1 as the CPU encodes it, bit for bit: d = absmax / 127, q = x * (1 / d) rounded half away from zero, s = d *
 // sum(q) with the unrounded d. In weights d and s are halves; in activations they have the 11 bits of a half at any
-// exponent, in ACTIVATION_UNIT: qgemm/codec/activations.py.
+// exponent, in ACTIVATION_UNIT: qgemm/codec/q8_1_f32.py.
 //
 // A NaN makes d and s NaN; codes that are not finite become 0.
 #pragma once

@@ -1,4 +1,4 @@
-// x -> blocks of activations as NumPy makes them, bit for bit: qgemm/codec/activations.py, group_activations.py.
+// x -> blocks of activations as NumPy makes them, bit for bit: qgemm/codec/q8_1_f32.py, group_activations.py.
 //
 // Products and sums are rounded one by one here: contracted to fma they would give other bits (-ffp-contract=off).
 #include "extremes.h"

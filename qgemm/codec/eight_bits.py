@@ -50,10 +50,10 @@ def level_range(fmt: Format) -> tuple[float, float]:
 
     A zero of each group counts as part of its minimum.
     """
-    if fmt.codebook is not None and fmt.grid is None:
+    if fmt.codebook is not None and fmt.tile.grid is None:
         return float(fmt.codebook.min()), float(fmt.codebook.max())
-    if fmt.largest:
-        return -fmt.largest, fmt.largest
+    if fmt.declared_max_level:
+        return -fmt.declared_max_level, fmt.declared_max_level
     lowest, highest = fmt.code_range
     return float(lowest - (fmt.zero or 0)), float(highest - (fmt.zero or 0))
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .activations import UNIT, scale_and_sum
 from .e4m3 import NUMBERS
 from .eight_bits import COLUMNS, E4m3Weights, EightBits
 from .format import Blocks, Format
 from .group_activations import GROUP
+from .q8_1_f32 import UNIT, scale_and_sum
 
 Doubles = NDArray[np.float64]
 
@@ -64,8 +64,8 @@ def a8_exact(
 ) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
 
-    x: blocks of qgemm/codec/activations.py, or of q8_1. place: cupy.asarray to multiply on a GPU and to return arrays
-    there. levels_first: for kernels whose integer dots use codes - zero (Format.bytes_are_levels).
+    x: blocks of qgemm/codec/q8_1_f32.py, or of q8_1. place: cupy.asarray to multiply on a GPU and to return arrays
+    there. levels_first: for kernels whose integer dots use codes - zero (TileLayout.bytes_are_levels).
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
     integer dot product sumi. A group of 16 has no sum sa of its own: dw * da * sumi + mw * da * sum(q), sumi being of

@@ -33,7 +33,7 @@ Codes = NDArray[np.int32]
 def searched(fmt: Format) -> bool:
     """Whether a format can be searched: it has a search of its own, or packs codes from 0 on with a minimum or with the
     zero in their middle."""
-    return fmt.weighted is not None or (fmt.pack is not None and fmt.code_range[0] == 0)
+    return fmt.encoding.weighted is not None or (fmt.pack is not None and fmt.code_range[0] == 0)
 
 
 def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
@@ -76,9 +76,9 @@ def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None =
 
     mean: the mean square of the whole row where x [1, K] is a part of one; None: of each row of x.
     """
-    if fmt.weighted is not None:
-        width = x.shape[1] if fmt.whole_rows else fmt.weights
-        return fmt.weighted(x.reshape(-1, width), np.broadcast_to(importance, x.shape).reshape(-1, width))
+    if fmt.encoding.weighted is not None:
+        width = x.shape[1] if fmt.encoding.whole_rows else fmt.weights
+        return fmt.encoding.weighted(x.reshape(-1, width), np.broadcast_to(importance, x.shape).reshape(-1, width))
     squares = x * x
     of_rows: Any = mean
     if mean is None:

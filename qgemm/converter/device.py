@@ -54,7 +54,7 @@ class Device:
         fmt, kernels = step.format, module("cuda").encode
         if encoder.search:
             return encoder.importance is not None and kernels.takes_weighted(fmt)
-        kernel = (fmt.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
+        kernel = (fmt.tile.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
         return kernel and not (step.copied or step.by_codes or fmt.plain)
 
     def encode_range(self, step: Step, start: int, stop: int, importance: Importance | None = None) -> EncodedRange:
@@ -80,7 +80,7 @@ def _encode_range(step: Step, start: int, stop: int, stream: Any, importance: Fl
     values = cupy.empty(numbers.shape, numbers.dtype)
     values.data.copy_from_host_async(staged.ctypes.data, staged.nbytes, stream)
     weights = None if importance is None else cupy.asarray(importance)
-    blocks, sums = _to_codebook(values, kind, fmt) if fmt.bit_planes else encode.encode(values, kind, fmt, weights)
+    blocks, sums = _to_codebook(values, kind, fmt) if fmt.tile.bit_planes else encode.encode(values, kind, fmt, weights)
     host_blocks, host_sums = _pinned(blocks.nbytes), _pinned(sums.nbytes)
     blocks.get(out=host_blocks, blocking=False)
     sums.get(out=host_sums, blocking=False)

@@ -32,7 +32,7 @@ from qgemm.arguments import (
 from qgemm.arguments import epilogues as epilogues_of
 from qgemm.arrays import as_numpy, as_target, like, on_cuda, rounds_itself, torch_of, written
 from qgemm.backend import Status
-from qgemm.codec import activations, group_activations, search
+from qgemm.codec import group_activations, q8_1_f32, search
 from qgemm.codec.format import Blocks, Format, float_name, floats
 from qgemm.codec.group_activations import E4M3, GROUPS
 from qgemm.errors import UnsupportedError
@@ -229,7 +229,7 @@ def _check_here(x: Any, weights: Sequence[Any]) -> None:
 def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
     check_weights(w, activation)
     check_prepared(prepared_for(x), activation)
-    if isinstance(x, Tensor) and x.format not in (activations.FORMAT, Q8_1, *group_activations.FORMATS.values()):
+    if isinstance(x, Tensor) and x.format not in (q8_1_f32.FORMAT, Q8_1, *group_activations.FORMATS.values()):
         raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
     check_shapes(x.shape, w)
 
@@ -303,7 +303,7 @@ def _rows(x: NDArray[Any] | Tensor) -> NDArray[Any]:
     if not isinstance(x, Tensor):
         return _native(x).reshape(m, x.shape[-1])
     blocks = x.blocks.reshape(m, x.blocks.shape[-1])
-    return activations.of_q8_1(blocks) if x.format == Q8_1 else blocks
+    return q8_1_f32.of_q8_1(blocks) if x.format == Q8_1 else blocks
 
 
 def _compiled(rows: NDArray[Any], products: Sequence[Product], activation: str) -> bool:

@@ -50,7 +50,7 @@ class CudaBackend:
     def quantize(self, x: Any, fmt: Format, importance: Any = None) -> DeviceTensor | planes.Planes:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
         require("an array on a CUDA device")
-        return planes.quantize(x, fmt) if fmt.bit_planes else encode.quantize(x, fmt, importance)
+        return planes.quantize(x, fmt) if fmt.tile.bit_planes else encode.quantize(x, fmt, importance)
 
     def preparation(
         self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]

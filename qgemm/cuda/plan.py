@@ -12,17 +12,17 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from qgemm.codec.activations import FORMAT as ACTIVATIONS
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
 
 from .driver.workspace import workspace
 from .kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
 from .kernels.decode import DECODE_A8, quantizes_inside
 from .kernels.kernel import Kernel, Launchable
 from .kernels.routes import launch, route
-from .layout import activations, group_activations
+from .layout import group_activations, q8_1_k_blocks
 from .libraries import Library
 from .problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, Output, Problem, gpu
 from .tensor import DeviceTensor
@@ -50,7 +50,7 @@ class Source(NamedTuple):
 def codes_nbytes(activation: str, m: int, k: int) -> int:
     """Bytes of M rows of K activations as blocks of codes."""
     group = GROUPS.get(activation)
-    return group_activations.nbytes(m, k, group) if group else activations.nbytes(m, k)
+    return group_activations.nbytes(m, k, group) if group else q8_1_k_blocks.nbytes(m, k)
 
 
 class Served(NamedTuple):

@@ -22,7 +22,7 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec import e4m3
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import Floats, reciprocal
 from qgemm.codec.scales import absmax
 from qgemm.errors import UnsupportedError
@@ -85,5 +85,6 @@ def _built(kind: str, group: int) -> Format:
 
     return Format(
         f"f8_{kind}_g{group}", group, dtype, encode, levels, formula="d * number", pack=pack, family="f8",
-        slots={"qs": tuple(range(group))}, code_exponent=CODE_EXPONENT[kind], largest=MAX_LEVEL[kind],
+        declared_max_level=MAX_LEVEL[kind],
+        tile=TileLayout(slots={"qs": tuple(range(group))}, code_exponent=CODE_EXPONENT[kind]),
     )  # fmt: skip

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec import group_codes
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.group_codes import FIELDS, Fit, Rounding, integer_zero
 from qgemm.codec.layouts import overlapping, seven_bits
 from qgemm.codec.packing import Floats, to_float16
@@ -157,13 +157,18 @@ def _built(bits: int, group: int | None, scale: str, zero: str) -> Format:
     numbers = [field for field, kind in (("d", of_scale.dtype), ("z", of_zero.dtype)) if kind in ("u1", "<u2")]
     return Format(
         name, weights, dtype, encode, levels, formula="d * (2 * q - 1)" if plus_minus else f"d * (q - {symbol})",
-        slots={field: group_codes.slots(part, weights) for field, part in FIELDS[bits].items()},
-        limit=of_scale.limit, codebook=SIGNS if plus_minus else None, number_bytes=tuple(numbers),
-        ordinary=({"d": (0x3A00, 0x3D00)} if scale == "bf16" else {}), pack=pack,
-        weighted=weighted, to_tile=None if tiled is None else tiled.to_tile,
-        from_tile=None if tiled is None else tiled.from_tile, family="groups",
-        zero_field="" if of_zero.dtype is None else "z", whole_rows=group is None,
-        bytes_are_levels=of_zero.dtype is None and bits in (3, 8),
+        codebook=SIGNS if plus_minus else None, pack=pack, family="groups",
+        zero_field="" if of_zero.dtype is None else "z",
+        tile=TileLayout(
+            slots={field: group_codes.slots(part, weights) for field, part in FIELDS[bits].items()},
+            number_bytes=tuple(numbers), to_tile=None if tiled is None else tiled.to_tile,
+            from_tile=None if tiled is None else tiled.from_tile,
+            bytes_are_levels=of_zero.dtype is None and bits in (3, 8),
+        ),
+        encoding=Encoding(
+            limit=of_scale.limit, ordinary=({"d": (0x3A00, 0x3D00)} if scale == "bf16" else {}), weighted=weighted,
+            whole_rows=group is None,
+        ),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec import grids, ternary_grid
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
@@ -84,6 +84,7 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq1_m", 256, DTYPE, encode, levels, ggml_type=29, formula="d * (2 * sc + 1) * (grid[q] + delta)",
-    weighted=encode, grid=GRID, code_exponent=24,
     scattered_scale=scale, scatter_scale=set_scale,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

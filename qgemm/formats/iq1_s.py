@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec import grids, ternary_grid
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves
@@ -76,5 +76,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq1_s", 256, DTYPE, encode, levels, ggml_type=19, formula="d * (2 * sc + 1) * (grid[q] + delta)",
-    weighted=encode, grid=GRID, code_exponent=0, needs_importance=True,
+    tile=TileLayout(grid=GRID, code_exponent=0),
+    encoding=Encoding(weighted=encode, needs_importance=True),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec import grids, lattice
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
@@ -53,5 +53,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq2_xs", 256, DTYPE, encode, levels, ggml_type=17, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=24, needs_importance=True,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode, needs_importance=True),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec import grids, lattice
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves
@@ -57,5 +57,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq3_xxs", 256, DTYPE, encode, levels, ggml_type=18, formula="d * (sc + 1/2) / 2 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=24,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec.compiled import compilable
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import HALVES, Bytes, Floats, LaneWords, pack_nibbles, reciprocal, to_float16, unpack_nibbles
 from qgemm.codec.scales import absmax, signed_absmax
 from qgemm.codec.search import total
@@ -116,6 +116,7 @@ def from_tile(words: LaneWords) -> LaneWords:
 
 
 FORMAT = Format(
-    "iq4_nl", 32, DTYPE, encode, levels, ggml_type=20, formula="d * codebook[q]", slots={"qs": HALVES},
-    codebook=CODEBOOK, weighted=encode, to_tile=to_tile, from_tile=from_tile, code_exponent=0, pair_lookup=True,
+    "iq4_nl", 32, DTYPE, encode, levels, ggml_type=20, formula="d * codebook[q]", codebook=CODEBOOK,
+    tile=TileLayout(slots={"qs": HALVES}, to_tile=to_tile, from_tile=from_tile, code_exponent=0, pair_lookup=True),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

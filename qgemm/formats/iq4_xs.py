@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec.compiled import compilable
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import (
     HALVES,
     Bytes,
@@ -92,7 +92,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "iq4_xs", 256, DTYPE, encode, levels, ggml_type=23, formula="d * sc * codebook[q]", slots=SLOTS,
-    codebook=iq4_nl.CODEBOOK, weighted=encode, to_tile=iq4_nl.to_tile, from_tile=iq4_nl.from_tile,
-    code_exponent=0, pair_lookup=True,
+    "iq4_xs", 256, DTYPE, encode, levels, ggml_type=23, formula="d * sc * codebook[q]", codebook=iq4_nl.CODEBOOK,
+    tile=TileLayout(slots=SLOTS, to_tile=iq4_nl.to_tile, from_tile=iq4_nl.from_tile, code_exponent=0, pair_lookup=True),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from qgemm.codec import scales
 from qgemm.codec.codebook import MIN_ABSMAX, checked, nearest, normal_float
 from qgemm.codec.e4m4 import LIMIT, decode_e4m4, nearest_e4m4
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import IN_ORDER, Floats, pack_bit_planes, to_float16, unpack_bit_planes
 from qgemm.codec.scales import StoredScale
 from qgemm.errors import UnsupportedError
@@ -92,11 +92,10 @@ def _built(bits: int, own: str, kind: StoredScale, codebook: ArrayLike | None) -
 
     small, exact = kind.dtype == "u1", kind is FLOAT32
     return Format(
-        name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]",
-        slots={"planes": IN_ORDER}, bit_planes=True, limit=kind.limit, codebook=book,
-        variant=variant, stored_in_parts=not exact, pack=pack if exact else None,
-        ordinary={"absmax": (0x20, 0x40)} if small else {}, number_bytes=("absmax",) if small else (),
-        family="codebook" if exact else "",
+        name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]", codebook=book, variant=variant,
+        stored_in_parts=not exact, pack=pack if exact else None, family="codebook" if exact else "",
+        tile=TileLayout(slots={"planes": IN_ORDER}, bit_planes=True, number_bytes=("absmax",) if small else ()),
+        encoding=Encoding(limit=kind.limit, ordinary={"absmax": (0x20, 0x40)} if small else {}),
     )  # fmt: skip
 
 

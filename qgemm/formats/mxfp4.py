@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import HALVES, Bytes, Floats, LaneWords, pack_nibbles, unpack_nibbles
 from qgemm.codec.scales import absmax
 
@@ -91,7 +91,7 @@ def from_tile(words: LaneWords) -> LaneWords:
 
 
 FORMAT = Format(
-    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, formula="2^(e - 128) * codebook[q]",
-    slots={"qs": HALVES}, codebook=CODEBOOK, ordinary={"e": (118, 123)},
-    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT, e4m3=True,
+    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, formula="2^(e - 128) * codebook[q]", codebook=CODEBOOK, e4m3=True,
+    tile=TileLayout(slots={"qs": HALVES}, to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT),
+    encoding=Encoding(ordinary={"e": (118, 123)}),
 )  # fmt: skip

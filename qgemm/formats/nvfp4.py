@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import Bytes, Floats, unpack_nibbles
 from qgemm.codec.scales import absmax
 
@@ -78,7 +78,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "nvfp4", 64, DTYPE, encode, levels, ggml_type=40, formula="d / 2 * codebook[q]",
-    slots=SLOTS, codebook=CODEBOOK, ordinary={"d": (0x08, 0x28)},
-    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT,
+    "nvfp4", 64, DTYPE, encode, levels, ggml_type=40, formula="d / 2 * codebook[q]", codebook=CODEBOOK,
+    tile=TileLayout(slots=SLOTS, to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT),
+    encoding=Encoding(ordinary={"d": (0x08, 0x28)}),
 )  # fmt: skip

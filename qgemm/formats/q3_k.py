@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_planes
 from qgemm.codec.super_blocks import Symmetric, without_minimums
 
@@ -56,6 +56,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q3_k", 256, DTYPE, encode, levels, ggml_type=11, formula="d * sc * (q - 4)", slots=SLOTS, weighted=encode,
-    bytes_are_levels=True,
+    "q3_k", 256, DTYPE, encode, levels, ggml_type=11, formula="d * sc * (q - 4)",
+    tile=TileLayout(slots=SLOTS, bytes_are_levels=True),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

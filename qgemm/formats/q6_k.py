@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_nibbles, unpack_planes
 from qgemm.codec.super_blocks import Symmetric, without_minimums
@@ -51,6 +51,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q6_k", 256, DTYPE, encode, levels, ggml_type=14, formula="d * sc * (q - 32)", slots=SLOTS, weighted=encode,
-    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile, bytes_are_levels=True,
+    "q6_k", 256, DTYPE, encode, levels, ggml_type=14, formula="d * sc * (q - 32)",
+    tile=TileLayout(slots=SLOTS, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile, bytes_are_levels=True),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import Floats, LaneWords, Words, reciprocal, to_codes, to_float16
 from qgemm.codec.scales import signed_absmax
 
@@ -81,7 +81,7 @@ def named(name: str) -> Format | None:
 def s7_1of2() -> Format:
     """The format."""
     return Format(
-        "s7_1of2", WEIGHTS, DTYPE, encode, levels, formula="d * (q - 64), of one of two",
-        slots={"qs": tuple(range(WEIGHTS))}, to_tile=to_tile, from_tile=from_tile, code_exponent=0,
-        family="one_of_two", largest=float(ZERO),
+        "s7_1of2", WEIGHTS, DTYPE, encode, levels, formula="d * (q - 64), of one of two", family="one_of_two",
+        declared_max_level=float(ZERO),
+        tile=TileLayout(slots={"qs": tuple(range(WEIGHTS))}, to_tile=to_tile, from_tile=from_tile, code_exponent=0),
     )  # fmt: skip

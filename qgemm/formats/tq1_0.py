@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.layouts.ternary import Part, Ternary
 from qgemm.codec.packing import Floats
 from qgemm.codec.scales import ternary
@@ -36,5 +36,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "tq1_0", 256, DTYPE, encode, levels, ggml_type=34, formula="d * (q - 1)", digits=DIGITS
+    "tq1_0", 256, DTYPE, encode, levels, ggml_type=34, formula="d * (q - 1)",
+    tile=TileLayout(digits=DIGITS),
 )  # fmt: skip

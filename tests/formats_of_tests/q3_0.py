@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import (
     IN_ORDER,
     Floats,
@@ -48,4 +48,7 @@ def levels(blocks: Blocks) -> Levels:
     return Levels(codes[:, None], blocks["d"].astype(np.float32)[:, None], zero=ZERO)
 
 
-FORMAT = Format("q3_0", 32, DTYPE, encode, levels, formula="d * (q - 4)", slots=SLOTS, pack=pack, bytes_are_levels=True)
+FORMAT = Format(
+    "q3_0", 32, DTYPE, encode, levels, formula="d * (q - 4)", pack=pack,
+    tile=TileLayout(slots=SLOTS, bytes_are_levels=True),
+)  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import (
     HALVES,
@@ -50,6 +50,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q6_0", 32, DTYPE, encode, levels, formula="d * (q - 32)", slots={"qs": HALVES, "qh": HIGH}, pack=pack,
-    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    "q6_0", 32, DTYPE, encode, levels, formula="d * (q - 32)", pack=pack,
+    tile=TileLayout(slots={"qs": HALVES, "qh": HIGH}, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile),
 )  # fmt: skip

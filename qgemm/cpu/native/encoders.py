@@ -220,7 +220,7 @@ def compiles_blocks(fmt: Format) -> bool:
 def of_groups(fmt: Format) -> bool:
     """Whether it encodes groups of a format: of 32 to 256 weights and two bits and more, without zeros of floats."""
     floats = fmt.zero_field and fmt.dtype[fmt.zero_field].kind == "f"
-    return fmt.family == "groups" and fmt.code_bits > 1 and not fmt.whole_rows and not floats
+    return fmt.family == "groups" and fmt.code_bits > 1 and not fmt.encoding.whole_rows and not floats
 
 
 def exported(fmt: Format) -> str:
@@ -237,11 +237,11 @@ def blocks_job(
     if fmt.variant is not None:
         assert fmt.codebook is not None
         arrays |= _edges(fmt)
-        facts = {"planes": fmt.dtype["planes"].shape[0], "limit": fmt.limit}
+        facts = {"planes": fmt.dtype["planes"].shape[0], "limit": fmt.encoding.limit}
         facts["absmax_bytes"] = fmt.dtype["absmax"].itemsize
     if of_groups(fmt):
         facts = {"group_bits": fmt.code_bits, "group_weights": fmt.weights, "group_zero": bool(fmt.zero_field)}
-        facts |= {"group_bf16": fmt.dtype["d"].kind == "u", "block_bytes": fmt.block_bytes, "limit": fmt.limit}
+        facts |= {"group_bf16": fmt.dtype["d"].kind == "u", "block_bytes": fmt.block_bytes, "limit": fmt.encoding.limit}
     return Blocks(**{field: array.ctypes.data for field, array in arrays.items()}, **facts), arrays
 
 

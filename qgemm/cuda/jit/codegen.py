@@ -12,7 +12,7 @@ from qgemm.codec.codebook import BINS, MIN_ABSMAX, SCALE, below_bins, product_ed
 from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import MIN_MAGNITUDE
-from qgemm.cuda.layout import activations, group_activations, ternary
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks, ternary
 from qgemm.cuda.layout.tile import (
     K_BLOCK,
     ROWS,
@@ -75,15 +75,15 @@ constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, WARPS = {WARPS};
 
 def activation_struct() -> str:
     """C++ for qgemm::Activations, derived from the dtype of quantized activations."""
-    dtype = activations.DTYPE
+    dtype = q8_1_k_blocks.DTYPE
     q, ds = (dtype[name].itemsize for name in ("qs", "ds"))
     offsets = ((member, offset_of(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds")))
     asserts = "".join(
         f'static_assert(OFFSET_OF(Activations, {member}) == {offset}, "{member} differs from its dtype");\n'
         for member, offset in offsets
     )
-    return f"""// Quantized activations of one token and one k_block: qgemm/cuda/layout/activations.py has their order.
-constexpr float ACTIVATION_UNIT = {activations.UNIT:.0f};
+    return f"""// Quantized activations of one token and one k_block; their order: qgemm/cuda/layout/q8_1_k_blocks.py.
+constexpr float ACTIVATION_UNIT = {q8_1_k_blocks.UNIT:.0f};
 struct alignas(16) Activations {{
     signed char q[{q}];
     float2 ds[{ds // 8}];  // by block, in ACTIVATION_UNIT: its scale d, and s = d * sum(q)
@@ -124,9 +124,9 @@ namespace qgemm {{
 
 def _codes_header(fmt: Format) -> str:
     """The #include of the codes of a tile that are not plain words of codes."""
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return '#include "codes/grid.cuh"'
-    return '#include "codes/ternary.cuh"' if fmt.digits is not None else ""
+    return '#include "codes/ternary.cuh"' if fmt.tile.digits is not None else ""
 
 
 def family_header(fmt: Format) -> str:
@@ -158,13 +158,13 @@ def tile_structs(fmt: Format) -> str:
     """
     dtype = tile_dtype(fmt)
     fields = [(name, dtype[name]) for name in dtype.names or () if name != "k_blocks"]
-    return f"""{_k_block(fmt) if fmt.grid is None else grid_codegen.k_block(fmt)}template <int M16_TILES>
+    return f"""{_k_block(fmt) if fmt.tile.grid is None else grid_codegen.k_block(fmt)}template <int M16_TILES>
 struct alignas(16) {fmt.name}_fields {{
     static constexpr int K_BLOCKS = {k_blocks(fmt)};  // in a tile
     static constexpr int GROUP_SIZE = {fmt.group};
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
     static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // shared memory of a codebook's levels
-    static constexpr bool OWNS_COLUMNS = {int(fmt.grid is not None)};  // see fragment.cuh
+    static constexpr bool OWNS_COLUMNS = {int(fmt.tile.grid is not None)};  // see fragment.cuh
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
     static constexpr bool CODES_ARE_LEVELS = {int(code_exponent(fmt) is not None)};
     static constexpr int LEVEL_EXPONENT = {code_exponent(fmt) or 0};
@@ -186,7 +186,7 @@ def _k_block(fmt: Format) -> str:
     """C++ for the codes of a k_block."""
     k_block = tile_dtype(fmt)["k_blocks"].base
     members = struct_members([(name, k_block[name]) for name in k_block.names or ()])
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         return f"""
 using {fmt.name}_codes = TernaryCodes;
 template <int M16_TILES>
@@ -219,7 +219,7 @@ struct alignas(16) {fmt.name}_k_block {{
 
 def _codebook(fmt: Format) -> str:
     """C++ for a format's codebook; nothing where codes are numbers themselves."""
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return grid_codegen.codebook(fmt)
     layout = table(fmt)
     if layout is None or fmt.codebook is None:
@@ -237,7 +237,7 @@ __device__ const float {fmt.name}_short_edges[] = {_floats(edges if short is Non
 __device__ const u8 {fmt.name}_numbers[] = {listed(np.pad(codes, (0, missing - 1)))};
 __device__ const u8 {fmt.name}_before[] = {listed(before)};
 struct {fmt.name}_codebook {{
-    using Absmax = {C_TYPES[next(fmt.dtype[name].str for name in fmt.dtype.names or () if name not in fmt.slots)]};
+    using Absmax = {C_TYPES[next(fmt.dtype[name].str for name in fmt.dtype.names or () if name not in fmt.tile.slots)]};
     static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
     static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {layout.bits}, COPIES = {layout.copies};
     static constexpr int EXPONENT = {level_exponent(fmt)};  // levels times 2^-EXPONENT are halves
@@ -275,14 +275,14 @@ def block_structs(fmt: Format) -> str:
     A field per block: BYTES of the field, UNIT: bytes that alternate between two rows, AT: its offset in the block, TO:
     its offset in the tile's fields.
     """
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return grid_codegen.block_structs(fmt)
     tile = tile_dtype(fmt)
     k_block = tile["k_blocks"].base
     structs, visits = [_block(fmt)], {"codes": "", "per_block": ""}
     for name, (field, offset_in_block, *_) in (fmt.dtype.fields or {}).items():
         struct = f"{fmt.name}_block_{name}"
-        if name in fmt.slots:
+        if name in fmt.tile.slots:
             _, parts, _, chunk = k_block[name].shape
             base, offset = bits_of_codes(fmt, name)
             structs.append(f"__constant__ u16 {struct}_base[] = {listed(base)};")
@@ -308,31 +308,31 @@ def block_structs(fmt: Format) -> str:
             functions = ""
         constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
         structs.append(f"struct {struct} {{ static constexpr int {constants}; {functions}}};")
-        visits["codes" if name in fmt.slots else "per_block"] += f"visit({struct}()); "
+        visits["codes" if name in fmt.tile.slots else "per_block"] += f"visit({struct}()); "
     visitors = (
         f"    template <class Visit> static void for_{kind}(Visit visit) {{ {calls}}}\n"
         for kind, calls in visits.items()
     )
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         structs.append(_digits(fmt))
-    structs.append(f"""struct {fmt.name}_blocks{f" : {fmt.name}_block_digits" if fmt.digits is not None else ""} {{
+    structs.append(f"""struct {fmt.name}_blocks{f" : {fmt.name}_block_digits" if fmt.tile.digits is not None else ""} {{
     static constexpr int BYTES = {fmt.block_bytes}, WEIGHTS = {fmt.weights};
-    static constexpr bool GRID = false, TERNARY = {int(fmt.digits is not None)};
+    static constexpr bool GRID = false, TERNARY = {int(fmt.tile.digits is not None)};
 {"".join(visitors)}}};""")
     return "\n".join(structs)
 
 
 def _digits(fmt: Format) -> str:
     """NAME_block_digits: see kernels/pack/ternary_blocks.cuh; the place of each weight is OF_BYTE * byte + digit."""
-    assert fmt.digits is not None
+    assert fmt.tile.digits is not None
     places = [0] * fmt.weights
-    for part in fmt.digits.parts:
+    for part in fmt.tile.digits.parts:
         begin = offset_of(fmt.dtype, part.field) + part.first
         for digit, byte in np.ndindex(part.digits, part.size):
             places[part.weight + part.size * digit + byte] = ternary.DIGITS * (begin + byte) + digit
     return f"""__constant__ u16 {fmt.name}_places[] = {listed(places)};
 struct {fmt.name}_block_digits {{
-    static constexpr int DIGIT_BYTES = {sum(part.size for part in fmt.digits.parts)};
+    static constexpr int DIGIT_BYTES = {sum(part.size for part in fmt.tile.digits.parts)};
     static DigitPlace place(int weight) {{
         const int place = {fmt.name}_places[weight];
         return {{place / OF_BYTE, place % OF_BYTE}};
@@ -342,12 +342,12 @@ struct {fmt.name}_block_digits {{
 
 def _block(fmt: Format) -> str:
     """C++ of one block of a format whose blocks kernels encode."""
-    if fmt.encode is None or not fmt.integer or fmt.grid is not None or fmt.family:
+    if fmt.encode is None or not fmt.integer or fmt.tile.grid is not None or fmt.family:
         return ""
     fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
     members = [f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields]
     members.append(f"static constexpr int CODE_BITS = {fmt.code_bits};")
-    for name in fmt.slots:
+    for name in fmt.tile.slots:
         field = fmt.dtype[name]
         c_type, size = C_TYPES[field.base.str], field.itemsize
         members.append(f"__device__ {c_type} (&{code_member(fmt, name)}())[{size}] {{ return {name}; }}")
@@ -356,7 +356,7 @@ def _block(fmt: Format) -> str:
 
 def code_member(fmt: Format, name: str) -> str:
     """The name by which shared headers know a field of codes."""
-    return CODE_FIELDS[list(fmt.slots).index(name)]
+    return CODE_FIELDS[list(fmt.tile.slots).index(name)]
 
 
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:

@@ -144,5 +144,5 @@ struct {name} {{
 
 
 def _grid(fmt: Format) -> Grid:
-    assert fmt.grid is not None
-    return fmt.grid
+    assert fmt.tile.grid is not None
+    return fmt.tile.grid

@@ -25,7 +25,7 @@ class Types(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "gate")]
 
     @classmethod
-    def of(cls, y: str, bias: str, residual: str, gate: str = "") -> Types:
+    def from_names(cls, y: str, bias: str, residual: str, gate: str = "") -> Types:
         """From the names of NumPy types and of a gate; "" where there is none."""
         return cls(*(TYPE_CODES.get(name, 0) for name in (y, bias, residual)), GATE_CODES.get(gate, 0))
 
@@ -106,7 +106,7 @@ class Divisor(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint32) for name in ("factor", "shift")]
 
     @classmethod
-    def of(cls, number: int) -> Divisor:
+    def by(cls, number: int) -> Divisor:
         """For a number from 1 to 2^31."""
         shift = (number - 1).bit_length()
         return cls(factor=-(-(1 << 31 + shift) // number), shift=shift)

@@ -57,9 +57,9 @@ def takes(activation: str, p: Problem) -> bool:
 def sliced(fmt: Format) -> bool:
     """Whether one token is multiplied in slices: codes of few bits, which one mask makes bytes of, and points of eight
     weights, which a byte permutation finds among eight levels."""
-    if not fmt.tiled or not fmt.integer or fmt.digits is not None:
+    if not fmt.tiled or not fmt.integer or fmt.tile.digits is not None:
         return False
-    return tile_kind(fmt) == "few_bits" if fmt.grid is None else fmt.grid.weights == POINT
+    return tile_kind(fmt) == "few_bits" if fmt.tile.grid is None else fmt.tile.grid.weights == POINT
 
 
 def takes_slices(p: Problem) -> bool:
@@ -109,7 +109,7 @@ def launch(name: str, p: Problem, config: DecodeConfig) -> Launchable:
     for product, output in zip(products.of, p.outputs, strict=False):
         end += 0 if p.gated and end else -(-output.n // rows) * config.cluster_split_k
         product.n, product.end = output.n, end
-        product.types = Types.of(*output[1:])
+        product.types = Types.from_names(*output[1:])
     shared = shared_bytes(name, p.format, config, constants)
     function = load(name, p.format, **constants)
     cluster = config.cluster_split_k if config.cluster_split_k > 1 else 0

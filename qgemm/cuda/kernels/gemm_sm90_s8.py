@@ -196,7 +196,7 @@ def _multiplying(p: Problem, config: S8Config, part: Slice, nbytes: int, size: i
     """The product by a slice, of pointers to the codes of x, W from the slice on, x's scales, x, units and outputs."""
     fmt = p.format if config.makers else None
     (output,), constants = p.outputs, template(config, fmt)
-    pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+    pointers = Pointers(epilogue=EpilogueArguments(types=Types.from_names(*output[1:])))
     arrays = (
         ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name, *_ in Pointers._fields_[:-1]
     )

@@ -105,7 +105,7 @@ def arguments_of(p: Problem, config: DecodeConfig) -> tuple[ExpertProducts, int]
     found.products.k, found.products.m = p.k, 1
     for product, output in zip(found.products.of, p.outputs, strict=False):
         product.n, product.end = output.n, ctas
-        product.types = Types.of(*output[1:])
+        product.types = Types.from_names(*output[1:])
     return found, ctas
 
 

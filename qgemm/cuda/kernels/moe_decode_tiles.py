@@ -72,7 +72,7 @@ class TilesLaunch:
         )  # fmt: skip
         found.products.k, found.products.m = p.k, DECODE_TILE
         for product, output in zip(found.products.of, p.outputs, strict=False):
-            product.n, product.end, product.types = output.n, ctas, Types.of(*output[1:])
+            product.n, product.end, product.types = output.n, ctas, Types.from_names(*output[1:])
         grid = ctas, max_token_tiles(p.m, p.routed.experts, DECODE_TILE)
         shared = decode.shared_bytes(NAME, p.format, config, constants)
         self._gated, function = p.gated, load(NAME, p.format, **constants)

@@ -98,9 +98,9 @@ class GroupedLaunch:
             expert_bytes=p.routed.stride.nbytes, expert_rows=p.routed.stride.rows, n=p.n, k=p.k,
             factor=factor, unit=unit,
         )  # fmt: skip
-        found.epilogue.types = Types.of(first.y, "", "")
+        found.epilogue.types = Types.from_names(first.y, "", "")
         found.bias_types[:] = [TYPE_CODES.get(output.bias, 0) for output in (first, *(second or (Output(p.n),)))]
-        found.stream_k = StreamK(row_tiles=Divisor.of(row_tiles))
+        found.stream_k = StreamK(row_tiles=Divisor.by(row_tiles))
         ctas = max_token_tiles(p.m, p.routed.experts, config.tokens) * row_tiles
         function, shared = load(NAME, p.format, **constants), int(constants["SMEM_BYTES"])
         self._launch = Launch(function, ctas, config.threads, shared, (found,), found, POINTERS)

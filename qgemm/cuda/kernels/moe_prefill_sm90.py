@@ -140,11 +140,11 @@ class GroupedLaunch:
             expert_bytes=p.routed.stride.nbytes, expert_rows=p.routed.stride.rows, n=p.n, k=p.k,
             rows_of_x=rows_of_x(p.m, config.tokens), tiles_are_known=p.routed.ids_are_known,
         )  # fmt: skip
-        found.epilogue.types = Types.of(first.y, "", "")
+        found.epilogue.types = Types.from_names(first.y, "", "")
         found.bias_types[:] = [TYPE_CODES.get(output.bias, 0) for output in (first, *(second or (Output(p.n),)))]
         row_tiles = -(-row_blocks // (config.row_blocks // len(p.outputs)))
         found.stream_k = StreamK(
-            ctas=Divisor.of(p.sms), work_units=Divisor.of(units), row_tiles=Divisor.of(row_tiles)
+            ctas=Divisor.by(p.sms), work_units=Divisor.by(units), row_tiles=Divisor.by(row_tiles)
         )  # fmt: skip
         function, shared = load(NAME, p.format, **constants), int(constants["SMEM_BYTES"])
 

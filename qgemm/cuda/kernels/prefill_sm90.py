@@ -29,9 +29,9 @@ def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
         cluster_split_k=grid.cluster_split_k,
         units_per_cta=units_per_cta,
         remainder=remainder,
-        ctas=Divisor.of(grid.ctas),
-        work_units=Divisor.of(units),
-        row_tiles=Divisor.of(row_tiles),
+        ctas=Divisor.by(grid.ctas),
+        work_units=Divisor.by(units),
+        row_tiles=Divisor.by(row_tiles),
     )
 
 
@@ -72,7 +72,7 @@ class PrefillLaunch:
             int(template["SMEM_BYTES"]),
         )
         workspace_size = workspace_bytes(grid, of_y, config)
-        pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+        pointers = Pointers(epilogue=EpilogueArguments(types=Types.from_names(*output[1:])))
         partials, w = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name in ("partials", "w")
         )

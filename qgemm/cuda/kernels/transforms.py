@@ -61,27 +61,27 @@ def _tiled(fmt: Format) -> bool:
 
 def encodes(fmt: Format) -> bool:
     """Whether `encode` makes blocks of a format: four lanes have the 32 weights of one, as integers with scales."""
-    return _coded(fmt) and fmt.weights == 32 and fmt.weighted is None
+    return _coded(fmt) and fmt.weights == 32 and fmt.encoding.weighted is None
 
 
 def encodes_planes(fmt: Format) -> bool:
     """Whether `quantize_codebook` makes blocks of a format, and `dequantize_codebook` values of its parts."""
-    return fmt.bit_planes and fmt.stored_in_parts
+    return fmt.tile.bit_planes and fmt.stored_in_parts
 
 
 def encodes_groups(fmt: Format) -> bool:
     """Whether `encode_groups` does: where a block has several groups or an encoder for an importance."""
-    return _coded(fmt) and (fmt.weights > fmt.group or fmt.weighted is not None)
+    return _coded(fmt) and (fmt.weights > fmt.group or fmt.encoding.weighted is not None)
 
 
 def encodes_weighted(fmt: Format) -> bool:
     """Whether it takes an importance."""
-    return _coded(fmt) and fmt.weighted is not None
+    return _coded(fmt) and fmt.encoding.weighted is not None
 
 
 def _coded(fmt: Format) -> bool:
     """Whether a format of the registry's own has integer codes in slots, and an encoder."""
-    return bool(fmt.slots) and fmt.integer and fmt.encode is not None and not fmt.family
+    return bool(fmt.tile.slots) and fmt.integer and fmt.encode is not None and not fmt.family
 
 
 def _panel(fmt: Format) -> Template:

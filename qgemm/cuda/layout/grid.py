@@ -86,17 +86,17 @@ def _fields(fmt: Format, tiles: NDArray[Any]) -> list[tuple[NDArray[Any], Bits]]
 
     Sources [words * bits] are numbers of bits of the blocks of rows g and g + 8, one block after the other.
     """
-    assert fmt.grid is not None
+    assert fmt.tile.grid is not None
     size, bits = 8 * fmt.block_bytes, []
-    for field in fmt.grid.lanes:
+    for field in fmt.tile.grid.lanes:
         row = size * np.array(field.rows) + np.array(field.bits)
         for k_block in range(K_BLOCKS):
             source = field.along * k_block + field.apart * np.arange(field.owners)[:, None] + row
             words = tiles["k_blocks"][field.name][:, :, k_block]
             bits.append((words.reshape(*tiles.shape, WARPS, G, field.owners), source.reshape(-1)))
-    for field in fmt.grid.per_block:
-        bits_of_words = np.array(field.bits).reshape(-1, 16)
-        words = tiles[field.name].view(np.uint16)
+    for block_field in fmt.tile.grid.per_block:
+        bits_of_words = np.array(block_field.bits).reshape(-1, 16)
+        words = tiles[block_field.name].view(np.uint16)
         source = bits_of_words[:, None] + size * np.arange(2)[:, None]  # word, row
         bits.append((words.reshape(*tiles.shape, WARPS, G, -1), source.reshape(-1)))
     return bits

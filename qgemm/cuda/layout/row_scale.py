@@ -47,11 +47,11 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
     """
     code_exponent, factors = tiles.code_exponent(fmt), tiles.scale_factors(fmt)
     folded = factors > 0 and source == "half"
-    masked = CODES if fmt.digits is None else DIGITS
+    masked = CODES if fmt.tile.digits is None else DIGITS
     level = -code_exponent if code_exponent is not None else masked if folded else LEVEL
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     halves = folded and factors != 3
-    smallest = CODES - (GRID_FRACTION if fmt.grid is not None else 0)
+    smallest = CODES - (GRID_FRACTION if fmt.tile.grid is not None else 0)
     least = smallest - level if halves else max(EXPONENTS[0], -FLOATS[1] - level)
     max_exponent = min(EXPONENTS[1], -FLOATS[0] - level)
     return RowExponentRange(level, max(HEADROOM, below - level) - MAX_HALF, least, max_exponent)

@@ -27,9 +27,9 @@ LANE_FIELDS = [("qs", "<u4", (WARPS, G * T)), ("qt", "<u2", (WARPS, G * T)), ("q
 
 def pack(fmt: Format, blocks: Blocks, tiles: NDArray[Any]) -> None:
     """Blocks [row_blocks * 64, tiles along K] -> the k_blocks of tiles [row_blocks, tiles along K]."""
-    assert fmt.digits is not None
+    assert fmt.tile.digits is not None
     row_blocks, along = tiles.shape
-    codes = fmt.digits.unpack(blocks.reshape(-1))
+    codes = fmt.tile.digits.unpack(blocks.reshape(-1))
     #                     row_block   warp   r  g  tile  k_block step h t e
     split = codes.reshape(row_blocks, WARPS, 2, G, along, -1, 4, 2, T, 2)
     #                       row_block tile k_block warp g t | step h r | e
@@ -43,7 +43,7 @@ def pack(fmt: Format, blocks: Blocks, tiles: NDArray[Any]) -> None:
 
 def unpack(fmt: Format, tiles: NDArray[Any], blocks: Blocks) -> None:
     """The inverse of `pack`; writes the codes of blocks and no other field."""
-    assert fmt.digits is not None
+    assert fmt.tile.digits is not None
     (row_blocks, along), k_blocks = tiles.shape, tiles["k_blocks"]
     shape = row_blocks, along, -1, WARPS, G, T
     first = _bytes(k_blocks["qs"], 4).reshape(*shape, 2, 2).swapaxes(-1, -2)
@@ -54,7 +54,7 @@ def unpack(fmt: Format, tiles: NDArray[Any], blocks: Blocks) -> None:
     #                       row_block warp r g tile k_block step h t e
     codes = pairs.transpose(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(-1, fmt.weights)
     flat = blocks.reshape(-1)
-    fmt.digits.pack(codes, flat)
+    fmt.tile.digits.pack(codes, flat)
     blocks[...] = flat.reshape(blocks.shape)
 
 

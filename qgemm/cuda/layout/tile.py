@@ -12,7 +12,7 @@ everything:
   g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
   four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Some
-  formats transform these words (`Format.to_tile`): mxfp4 with its float codes, signed bytes, codes of five to seven
+  formats transform these words (`TileLayout.to_tile`): mxfp4 with its float codes, signed bytes, codes of five to seven
   bits, iq4_nl (iq4_values.cuh).
 - Codes of K bits of a codebook are looked up several at a time. The first index joins the codes of row g in columns 2t
   and 2t + 1, the second those of row g + 8, then follow columns 2t + 8 and 2t + 9 of both rows; with K = 2 an index
@@ -74,10 +74,10 @@ def k_blocks(fmt: Format) -> int:
 
 def scales_once(fmt: Format) -> bool:
     """Whether the lanes of a quad decode scales for each other: where decoding costs more than a few instructions."""
-    return fmt.grid is not None or any(
+    return fmt.tile.grid is not None or any(
         fmt.dtype[name].base.kind == "u"
         for name in fmt.dtype.names or ()
-        if name not in fmt.code_fields and name not in fmt.number_bytes
+        if name not in fmt.code_fields and name not in fmt.tile.number_bytes
     )
 
 
@@ -96,12 +96,12 @@ def tile_dtype(fmt: Format) -> np.dtype[Any]:
     Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = gcd(b, 4).
     """
     check_tiled(fmt)
-    if fmt.grid is not None:
-        codes = np.dtype(grid.lane_fields(fmt.grid))
-        return np.dtype([("k_blocks", codes, (k_blocks(fmt),)), *grid.block_fields(fmt.grid)])
+    if fmt.tile.grid is not None:
+        codes = np.dtype(grid.lane_fields(fmt.tile.grid))
+        return np.dtype([("k_blocks", codes, (k_blocks(fmt),)), *grid.block_fields(fmt.tile.grid)])
     blocks = columns(fmt) // fmt.weights
-    lanes: list[Any] = [(name, "<u4", _words(fmt, name)) for name in fmt.slots]
-    k_block = np.dtype(lanes if fmt.digits is None else ternary.LANE_FIELDS)
+    lanes: list[Any] = [(name, "<u4", _words(fmt, name)) for name in fmt.tile.slots]
+    k_block = np.dtype(lanes if fmt.tile.digits is None else ternary.LANE_FIELDS)
     names = [name for name in fmt.dtype.names or () if name not in fmt.code_fields]
     units = ((name, *_units(fmt, name)) for name in names)
     per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
@@ -122,7 +122,7 @@ def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.
     bits, field_offset = _bits(fmt, name), fmt.dtype.fields[name][1]  # type: ignore[index]
     block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
     apart = bits // planes_of(fmt, name)
-    begins = 8 * (block * fmt.block_bytes + field_offset) + apart * np.argsort(fmt.slots[name])[weight]
+    begins = 8 * (block * fmt.block_bytes + field_offset) + apart * np.argsort(fmt.tile.slots[name])[weight]
     #                            k_block step h t e, j = (e, h)
     by_lane = begins.reshape(-1, STEPS, 2, 4, 2).transpose(0, 3, 1, 4, 2).reshape(4 * k_blocks(fmt), 4 * STEPS)
     base = by_lane.min(axis=1) - by_lane.min()
@@ -134,7 +134,7 @@ def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.
 
 def planes_of(fmt: Format, name: str) -> int:
     """The number of bit planes of a field's codes in a block; 1 if the bits of a code lie together."""
-    return _bits(fmt, name) if fmt.bit_planes else 1
+    return _bits(fmt, name) if fmt.tile.bit_planes else 1
 
 
 def check_tiled(fmt: Format) -> None:
@@ -151,13 +151,13 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     padded = np.zeros((row_blocks * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
     tiles, codebook = np.empty((row_blocks, along), dtype), table(fmt)
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         grid.pack(fmt, padded, tiles)
         return tiles
     coded: LaneWords = {}
     for name in fmt.dtype.names or ():
         field = padded[name]
-        if name in fmt.slots:
+        if name in fmt.tile.slots:
             bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(row_blocks, ROWS, -1, K_BLOCK)
             to_words = _codes_to_words if codebook is None else partial(_codes_to_indices, pairs=codebook.pairs)
             coded[name] = to_words(codes, bits)
@@ -166,10 +166,10 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
             #                                                row_block  warp  r  g  tile   block     word
             split = np.ascontiguousarray(field).view(unit).reshape(row_blocks, WARPS, 2, 8, along, per_tile, *count)
             tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # row_block tile warp g block word r
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         ternary.pack(fmt, padded, tiles)
-    coded = {name: coded[name] for name in fmt.slots}  # the field of the lowest bits first
-    for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
+    coded = {name: coded[name] for name in fmt.tile.slots}  # the field of the lowest bits first
+    for name, words in (coded if fmt.tile.to_tile is None else fmt.tile.to_tile(coded)).items():
         tiles["k_blocks"][name] = words.reshape(tiles["k_blocks"][name].shape)
     return tiles
 
@@ -178,17 +178,17 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     """Tiles -> blocks [rows, columns / weights]; the inverse of `pack`."""
     row_blocks, along = tiles.shape
     per_tile = k_blocks(fmt) * K_BLOCK // fmt.weights
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return grid.unpack(fmt, tiles)[:rows, : fmt.blocks_in(columns)].copy()
     padded = np.empty((row_blocks * ROWS, along * per_tile), fmt.dtype)
     coded = {
         name: words.reshape(row_blocks, -1, *words.shape[3:])
-        for name in fmt.slots
+        for name in fmt.tile.slots
         for words in [tiles["k_blocks"][name]]
     }
-    coded, codebook = coded if fmt.from_tile is None else fmt.from_tile(coded), table(fmt)
+    coded, codebook = coded if fmt.tile.from_tile is None else fmt.tile.from_tile(coded), table(fmt)
     for name in fmt.dtype.names or ():
-        if name in fmt.slots:
+        if name in fmt.tile.slots:
             bits, words = _bits(fmt, name), coded[name]
             codes = _words_to_codes(words, bits) if codebook is None else _indices_to_codes(words, bits, codebook.pairs)
             padded[name] = _field(fmt, name, codes.reshape(-1, fmt.weights)).reshape(padded[name].shape)
@@ -196,7 +196,7 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
             split = np.ascontiguousarray(np.moveaxis(tiles[name], (1, -1), (4, 2)))
             flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
             padded[name] = flat.reshape(padded[name].shape)
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         ternary.unpack(fmt, tiles, padded)
     return padded[:rows, : fmt.blocks_in(columns)].copy()
 
@@ -227,7 +227,7 @@ def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
 
 def largest_code(fmt: Format) -> np.float32:
     """A bound of the magnitudes that scales are multiplied by."""
-    return np.float32(fmt.largest_level if fmt.needs_table else max(MIN_LARGEST_CODE, fmt.largest_level))
+    return np.float32(fmt.max_level if fmt.needs_table else max(MIN_LARGEST_CODE, fmt.max_level))
 
 
 class Table(NamedTuple):
@@ -264,8 +264,8 @@ def table(fmt: Format) -> Table | None:
 
 def table_bytes(fmt: Format) -> int:
     """Shared memory of the table of a format's levels in a kernel; 0 without a table."""
-    pairs = Table(8, 4, BANKS // 4) if fmt.pair_lookup else table(fmt)
-    shared = pairs if fmt.grid is None else grid.table(fmt.grid)
+    pairs = Table(8, 4, BANKS // 4) if fmt.tile.pair_lookup else table(fmt)
+    shared = pairs if fmt.tile.grid is None else grid.table(fmt.tile.grid)
     return 0 if shared is None else shared.nbytes
 
 
@@ -277,7 +277,7 @@ def level_exponent(fmt: Format) -> int:
 
 def code_exponent(fmt: Format) -> int | None:
     """e such that levels times 2^-e lie in tiles or a codebook's table as halves; None where codes are integers."""
-    return level_exponent(fmt) if fmt.needs_table else fmt.code_exponent
+    return level_exponent(fmt) if fmt.needs_table else fmt.tile.code_exponent
 
 
 def _bits(fmt: Format, name: str) -> int:
@@ -287,20 +287,20 @@ def _bits(fmt: Format, name: str) -> int:
 def _codes(fmt: Format, name: str, field: NDArray[Any]) -> NDArray[np.uint8]:
     """Field [...] of blocks -> codes [n, weights], their bits in this field."""
     bits = _bits(fmt, name)
-    if fmt.bit_planes:
+    if fmt.tile.bit_planes:
         return unpack_bit_planes(field.reshape(-1, bits))
     slots = unpack_slots(as_bytes(field), bits).reshape(-1, fmt.weights)
     codes = np.empty_like(slots)
-    codes[:, list(fmt.slots[name])] = slots
+    codes[:, list(fmt.tile.slots[name])] = slots
     return codes
 
 
 def _field(fmt: Format, name: str, codes: NDArray[np.uint8]) -> NDArray[Any]:
     """The inverse of `_codes`."""
     bits = _bits(fmt, name)
-    if fmt.bit_planes:
+    if fmt.tile.bit_planes:
         return pack_bit_planes(codes, bits)
-    return pack_slots(codes[:, list(fmt.slots[name])], bits).view(fmt.dtype[name].base)
+    return pack_slots(codes[:, list(fmt.tile.slots[name])], bits).view(fmt.dtype[name].base)
 
 
 def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
