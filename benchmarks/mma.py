@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from qgemm.arguments import NO_EPILOGUE
 from qgemm.arrays import current_stream
+from qgemm.cuda.call.plan import Source, problem, problem_of_launch
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import quantize_launch
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.routes import launch
 from qgemm.cuda.layout.q8_1_k_blocks import nbytes
-from qgemm.cuda.plan import Source, problem, problem_of_launch
-from qgemm.cuda.problem import C_TYPES, Q8_1
-from qgemm.cuda.products import Product, outputs_of, pointers_of
+from qgemm.cuda.problem import C_TYPES, Q8_1, Output
 from qgemm.cuda.tensor import DeviceTensor
 
 from .results import Row
@@ -30,9 +28,9 @@ def product(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
     if activation == "a8":
         kind, pointer = Q8_1, workspace(w.device, stream, "activations", nbytes(m, k)).pointer
         quantize_launch(w.device, C_TYPES[source.dtype], k, m)(stream, x.data.ptr, pointer)
-    products = [Product(w, y, NO_EPILOGUE)]
-    launch_problem = problem_of_launch(kernel, [problem(w, source, activation)], outputs_of(products), kind)
-    launch(kernel, launch_problem)(stream, pointer, *pointers_of(products))
+    outputs = [Output(w.shape[0], y.dtype.name)]
+    launch_problem = problem_of_launch(kernel, [problem(w, source, activation)], outputs, kind)
+    launch(kernel, launch_problem)(stream, pointer, w.pointer, y.data.ptr, 0, 0)
 
 
 def row(activation: str, us: float, cublas_fp16_us: float) -> Row:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qgemm.cli.weights import random_blocks, repeated_rows
 from qgemm.codec.format import Blocks, Format
-from qgemm.cuda.experts import DeviceExperts
+from qgemm.cuda.tensor import DeviceExperts
 from qgemm.cuda.upload import tiles_nbytes
 from qgemm.experts import moe
 from qgemm.formats import FORMATS

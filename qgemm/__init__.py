@@ -1,20 +1,32 @@
 """Matrix products on the packed tensors of .gguf files: quantize, open, matmul.
 
 Importing qgemm touches no device, no folder and no environment variable, and imports nothing: the names of
-qgemm/api.py come at the first use of one. So the command `qgemm` can be interrupted before NumPy is there.
+qgemm/api.py come at the first use of one, so that the command `qgemm` can be interrupted before NumPy is imported.
+Those of _ON_DEVICE come at their own first use: their package would add a quarter to the start of every program.
 """
 
-TYPE_CHECKING = False  # for type checkers it is true, by its name; typing's own would cost a third of a bare start
+TYPE_CHECKING = False  # type checkers know this name as true; importing typing would cost a third of a bare start
 
 if TYPE_CHECKING:
     from .api import *  # noqa: F403  the list is there
+    from .cuda import DeviceExperts as DeviceExperts
+    from .cuda import DeviceTensor as DeviceTensor
+    from .cuda import Planes as Planes
 else:
+    _ON_DEVICE = ("DeviceExperts", "DeviceTensor", "Planes")  # classes of qgemm.cuda, which imports no CuPy
 
     def __getattr__(name):
-        """A name of qgemm.api, or a module that it imports."""
-        import qgemm.api as api
+        """A name of qgemm.api or _ON_DEVICE, or a module that they import."""
+        if name in _ON_DEVICE:
+            import qgemm.cuda as module
 
-        globals().update({each: getattr(api, each) for each in (*api.__all__, "__all__")})
+            names = _ON_DEVICE
+        else:
+            import qgemm.api as module
+
+            names = module.__all__
+            globals()["__all__"] = sorted([*names, *_ON_DEVICE])
+        globals().update({key: getattr(module, key) for key in names})
         try:
             return globals()[name]
         except KeyError:

@@ -5,8 +5,7 @@ from qgemm.codec.format import Format
 from qgemm.files.gguf.reader import GGUFFile, open
 from qgemm.files.gguf.writer import write
 
-from .backend import Status as Backend
-from .backend import backends
+from .backend import Status, backends
 from .converter import Checkpoint, Conversion, convert, load
 from .errors import (
     CheckpointError,
@@ -18,6 +17,7 @@ from .errors import (
     QgemmError,
     QuantizeError,
     RankError,
+    ShapeError,
     UnsupportedError,
 )
 from .experts import moe, moe_matmul
@@ -31,7 +31,6 @@ from .views import Reordered, Scaled
 
 __all__ = [
     "FORMATS",
-    "Backend",
     "Checkpoint",
     "CheckpointError",
     "CodebookError",
@@ -48,6 +47,8 @@ __all__ = [
     "RankError",
     "Reordered",
     "Scaled",
+    "ShapeError",
+    "Status",
     "Tensor",
     "UnsupportedError",
     "__version__",

@@ -18,8 +18,8 @@ from .errors import UnsupportedError
 DL_CUDA = 2  # kDLCUDA, a device type of the DLPack protocol
 
 
-def on_cuda(x: Any) -> bool:
-    """True if x lives on a CUDA device; False for what is no array."""
+def on_cuda(x: object) -> bool:
+    """Whether x is an array on a CUDA device."""
     if type(x) is np.ndarray:
         return False
     torch = sys.modules.get("torch")
@@ -29,7 +29,7 @@ def on_cuda(x: Any) -> bool:
     return device is not None and int(device()[0]) == DL_CUDA
 
 
-def torch_of(x: Any) -> Any:
+def torch_of(x: object) -> Any:
     """The package torch if x is a tensor of it, a Parameter included; else None."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, torch.Tensor) else None
@@ -61,7 +61,7 @@ def as_numpy(x: Any, who: str) -> NDArray[Any]:
 def as_target(out: Any) -> NDArray[Any]:
     """The memory of a host array to write into, as NumPy; float32 of its shape for bfloat16 of torch: see `written`.
 
-    TypeError for what is no array; UnsupportedError for one that cannot be written.
+    TypeError unless it is an array; UnsupportedError if it is read-only.
     """
     check_no_grad(out)
     if on_cuda(out):
@@ -87,7 +87,7 @@ def check_no_grad(out: Any) -> None:
 
 
 def written(out: Any, y: NDArray[Any]) -> Any:
-    """`out`, once its memory, that `as_target` gave, holds y: torch rounds to bfloat16 itself."""
+    """`out`, once the memory that `as_target` returned holds y: torch rounds to bfloat16 itself."""
     torch = torch_of(out)
     if torch is not None and out.dtype == torch.bfloat16:
         out.copy_(torch.from_numpy(y))
@@ -115,7 +115,7 @@ def as_cupy(x: Any, who: str = "x") -> Any:
     return x
 
 
-def check_floats(dtype: Any, shape: tuple[int, ...], who: str = "x") -> None:
+def check_floats(dtype: np.dtype[Any], shape: tuple[int, ...], who: str = "x") -> None:
     """TypeError unless an array of NumPy or CuPy of this type and shape is [..., K] of floats."""
     if not shape or (dtype.kind != "f" and dtype.name != "bfloat16"):
         floats = "[..., K] of float16, float32, float64 or bfloat16"
@@ -125,14 +125,14 @@ def check_floats(dtype: Any, shape: tuple[int, ...], who: str = "x") -> None:
 def like(x: Any, y: Any, bfloat16: bool = False) -> Any:
     """y (NumPy or CuPy) as an array of x's library, without a copy where the library takes DLPack.
 
-    bfloat16: whether y stands for such a tensor of torch: see `rounds_itself`.
+    bfloat16: whether torch rounds y, float32, to bfloat16: see `rounds_itself`.
     """
     if type(x) is type(y) or isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
         return y
     torch = torch_of(x)
     if torch is not None:
-        made = torch.from_dlpack(y)
-        return made.to(torch.bfloat16) if bfloat16 else made
+        tensor = torch.from_dlpack(y)
+        return tensor.to(torch.bfloat16) if bfloat16 else tensor
     package = sys.modules[type(x).__module__.partition(".")[0]]
     return (x.__array_namespace__() if hasattr(x, "__array_namespace__") else package).from_dlpack(y)
 
@@ -186,7 +186,7 @@ def on_stream(handle: int) -> Iterator[None]:
 
 
 class _RawStream:
-    """A raw stream handle behind the CUDA stream protocol, which older torch streams do not speak themselves."""
+    """A raw stream handle with the CUDA stream protocol, which older torch streams lack."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle

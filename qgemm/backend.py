@@ -1,84 +1,115 @@
-"""Backends: what each of them does, and the registry, whose import at first use is the only lazy one of the package."""
+"""Backends: the protocol of one kind of device, the table by which weights find theirs, and its import at first use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from numpy.typing import DTypeLike
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
-if TYPE_CHECKING:
-    from .arguments import Activation
-    from .codec.format import Blocks, Format
-    from .tensor import Tensor
+from .arguments import Activation, Array, Epilogue, Gated, Weights
+from .codec.format import Blocks, Format
 
 MODULES = {"cpu": "qgemm.cpu", "cuda": "qgemm.cuda"}  # each has a BACKEND
 
+Kind = TypeVar("Kind", contravariant=True)  # the class of weights that a backend multiplies by
+
 
 class Status(NamedTuple):
-    """Whether a backend can be used, one line that says with what or why not, and the facts behind it."""
+    """Whether a backend can be used, one line that says with what or why not, and the facts of that line."""
 
     available: bool
     detail: str
     facts: dict[str, Any]
 
 
-class Backend(Protocol):
-    """What one kind of device does, behind the public functions of qgemm/ops.py and experts.py, which document it.
+class Products(Protocol[Kind]):
+    """Products by one class of weights. qgemm/ops.py and qgemm/experts.py document the public functions that call them.
 
-    Products by a matrix are called by its class: `product` and `products` of Packed.
+    Arguments come unchecked, in these places: each implementation checks them once.
     """
 
+    def product(
+        self, w: Kind, x: Array, activation: str | None, bias: Array | None, residual: Array | None,
+        out: Array | None, dtype: DTypeLike | None, gated: Gated | None = None, /,
+    ) -> Any:  # fmt: skip
+        """y of `qgemm.matmul`; with `gated`, y of `qgemm.gated`, whose gate is w."""
+
+    def products(
+        self, x: Array, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
+        outs: Sequence[Array] | None, dtype: DTypeLike | None, /,
+    ) -> list[Any] | None:  # fmt: skip
+        """The list of `qgemm.matmul_many`; None if the weights are of several classes. epilogues: None for none."""
+
     def moe_matmul(
-        self, x: Any, w: Any, ids: Any, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
-    ) -> Any:
-        """y [T, top_k, N] = x @ w[ids].T + bias[ids], w [E, N, K]."""
+        self, x: Array, w: Kind, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
+        dtype: DTypeLike | None, check_ids: bool, /,
+    ) -> Any:  # fmt: skip
+        """y of `qgemm.moe_matmul`."""
 
     def moe(
-        self, x: Any, gate_up: Any, down: Any, ids: Any, weights: Any, activation: str, biases: Sequence[Any] | None,
-        out: Any, dtype: DTypeLike | None,
+        self, x: Array, gate_up: Weights | Sequence[Weights], down: Kind, ids: Array, weights: Array, activation: str,
+        biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None, check_ids: bool, /,
     ) -> Any:  # fmt: skip
-        """y [T, K]: what the experts of each token make of it, by the weights of the router."""
+        """y of `qgemm.moe`."""
 
-    def quantize_activations(self, x: Any, activation: Activation) -> Any:
+
+class Backend(Products[Kind], Protocol[Kind]):
+    """One kind of device: products by the weights that lie there, and all else that the package asks of it."""
+
+    def quantize_activations(self, x: Array, activation: Activation, /) -> Any:
         """x [..., K] as blocks of codes, for several products of any kind but "a16"."""
 
-    def quantize(self, x: Any, fmt: Format, importance: Any = None) -> Any:
-        """Values [..., K] where they lie -> the blocks of a format there; importance: [K] or [..., K]."""
+    def quantize(self, x: Array, fmt: Format, importance: Any = None, /) -> Any:
+        """Values [..., K] on the device -> weights of a format there; importance: [K] or [..., K]."""
+
+    def dequantize(self, w: Kind, dtype: DTypeLike, /) -> Any:
+        """The weights as a new array: exact in float32, otherwise rounded once from it."""
+
+    def rows(self, w: Kind, index: NDArray[np.int64], dtype: DTypeLike, /) -> Any:
+        """Rows of a matrix by an index that is valid, decoded: a new array [*index.shape, K]."""
+
+    def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str, /) -> None:
+        """An error that names `who`, unless this backend multiplies by weights of a format and shape."""
+
+    def upload(self, tensor: Weights, blocks: Blocks, /) -> Any:
+        """Weights of the host, with their blocks, as this backend multiplies by them."""
 
     def preparation(
-        self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
+        self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str], /
     ) -> list[Callable[[], bool]]:
-        """What products of weights like these need once, each a call that any thread may make: kernels, libraries.
+        """A call for each kernel or library that products by these weights need; it returns whether it compiled.
 
-        A call returns whether it compiled something.
-
-        rows: of x, None for as many as a model asks for. dtypes: of x, by NumPy's names.
+        Any thread may make a call. rows: of x; None for all numbers that a model uses. dtypes: of x, by NumPy's names.
         """
 
-    def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
-        """UnsupportedError, which names `who`, unless this backend multiplies by weights of a format and shape."""
-
-    def upload(self, tensor: Tensor, blocks: Blocks) -> Any:
-        """A host Tensor, whose blocks these are, as this backend multiplies it."""
-
     def status(self) -> Status:
-        """What is there; looks for a device when called."""
+        """The state of the device; looks for one when called."""
+
+
+PRODUCTS: dict[type, Products[Any]] = {}  # class of weights -> its products; filled by the module of each backend
+
+
+def backend_for(w: object) -> Products[Any] | None:
+    """The products of the class of w, None if it is no class of weights.
+
+    Weights on a device exist only after its backend was imported, so that the one that may still be missing is the
+    CPU's, which serves Tensors.
+    """
+    if (products := PRODUCTS.get(type(w))) is not None:
+        return products
+    backend("cpu")
+    return next((PRODUCTS[base] for base in type(w).__mro__ if base in PRODUCTS), None)
 
 
 @cache
-def module(name: str) -> Any:
-    """The module of the backend "cpu" or "cuda", imported at first use."""
-    return import_module(MODULES[name])
-
-
-@cache
-def backend(name: str) -> Backend:
+def backend(name: str) -> Backend[Any]:
     """The backend "cpu" or "cuda", imported at first use."""
-    found: Backend = module(name).BACKEND
-    return found
+    loaded: Backend[Any] = import_module(MODULES[name]).BACKEND
+    return loaded
 
 
 def backends() -> dict[str, Status]:

@@ -24,16 +24,17 @@ class GGUFAccessError(GGUFError, OSError):
 class NameNotFoundError(QgemmError, KeyError):
     """A name that a file or the registry of formats does not have. Names those that are close.
 
-    what: "model.gguf: there is no tensor", name, names: those that there are, rest: what is said if none is close.
+    problem: such as "model.gguf: there is no tensor". names: all that exist. rest: the end of the message if none of
+    them is close.
     """
 
-    def __init__(self, what: str, name: object, names: Iterable[str], rest: str) -> None:
-        super().__init__(what, name, tuple(names), rest)
+    def __init__(self, problem: str, name: object, names: Iterable[str], rest: str) -> None:
+        super().__init__(problem, name, tuple(names), rest)
 
     def __str__(self) -> str:
-        """Looked for only when it is read: `get` and `in` drop such errors by the thousand."""
-        what, name, names, rest = self.args
-        return f"{what} {printable(repr(name))}{close_to(name, names) or rest}"
+        """Close names are searched here, when somebody reads: `get` and `in` drop these errors by the thousand."""
+        problem, name, names, rest = self.args
+        return f"{problem} {printable(repr(name))}{close_to(name, names) or rest}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -44,7 +45,11 @@ class QuantizeError(QgemmError):
 
 
 class CodebookError(QgemmError):
-    """A codebook that a format cannot take: of another length, or not of finite numbers. Names the format."""
+    """A codebook of the wrong length, or with a number that is not finite. Names the format."""
+
+
+class ShapeError(QgemmError):
+    """A shape that does not fit: x and weights, weights of one layer, a bias, a residual, an output. Names both."""
 
 
 class UnsupportedError(QgemmError):

@@ -1,4 +1,4 @@
-"""The public products of a mixture of experts: weights [E, N, K], of which each token takes some."""
+"""The public products of a mixture of experts: weights [E, N, K], a few of which multiply each token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from .arguments import Activation, check_activation
-from .ops import backend_of
-from .packed import Packed
-from .routing import Function, check_experts, check_ids_of, layer_of
+from .arguments import Activation
+from .backend import PRODUCTS, backend_for
+from .placement import misplaced
+from .routing import Function, layer_of
 
 
 def moe_matmul(
@@ -26,23 +26,17 @@ def moe_matmul(
 ) -> Any:
     """Multiply each token by the weights of its experts: y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T + bias.
 
-    x: [T, K], of which every expert of a token reads the same row, or [T, top_k, K]; floats, as of `matmul`.
+    x: [T, K], where every expert of a token reads the same row, or [T, top_k, K]; floats, as for `matmul`.
     w: experts [E, N, K] of one format, a Tensor or what its `to_device()` gives. ids: [T, top_k], int32 or int64, where
     x is. bias: [E, N] or None. activation, out, dtype: as of `matmul`; on a GPU "a16" alone.
 
     IndexError for an id that is no expert; on a GPU, where nothing waits for the ids, y is zero there, unless check_ids
     asks to wait and look. This is ggml's mul_mat_id.
     """
-    again = getattr(w, "again_experts", None)
-    if again is not None and activation in (None, "a16") and not check_ids:
-        y = again(x, ids, bias, out, dtype)
-        if y is not None:
-            return y
-    kind = check_activation(activation)
-    check_experts(w)
-    if check_ids:
-        check_ids_of(ids, w)
-    return backend_of(x, w).moe_matmul(x, w, ids, kind, bias, out, dtype)
+    products = PRODUCTS.get(type(w)) or backend_for(w)
+    if products is None:
+        raise misplaced(x, w)
+    return products.moe_matmul(x, w, ids, activation, bias, out, dtype, check_ids)
 
 
 def moe(
@@ -72,17 +66,10 @@ def moe(
     out, dtype: as of `matmul`. ids that are no expert, check_ids: as of `moe_matmul`; on a GPU such an expert adds
     nothing.
 
-    On a GPU what is between the products is rounded to x's type, on the CPU to float32.
+    Values between the products are rounded to x's type on a GPU, to float32 on the CPU.
     """
-    again = getattr(down, "again_layer", None)
-    if again is not None and not check_ids:
-        y = again(down, x, gate_up, ids, weights, activation, biases, out, dtype)
-        if y is not None:
-            return y
-    packed = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)
-    if not all(isinstance(w, Packed) for w in (*packed, down)):
-        layer_of(gate_up, down, biases, activation)  # says what is no weight
-    if check_ids:
-        check_ids_of(ids, down)
-    found = backend_of(x, *packed, down)
-    return found.moe(x, packed, down, ids, weights, activation, biases, out, dtype)
+    products = PRODUCTS.get(type(down)) or backend_for(down)
+    if products is None:
+        layer_of(gate_up, down, biases, activation)  # says which of the weights is none
+        raise misplaced(x, down)
+    return products.moe(x, gate_up, down, ids, weights, activation, biases, out, dtype, check_ids)

@@ -1,4 +1,4 @@
-"""Gates: what one product makes of another, as in SwiGLU and GEGLU; in float32, by NumPy or by CuPy."""
+"""Gates: functions of two products, as in SwiGLU and GEGLU; in float32, by NumPy or by CuPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import UnsupportedError
 Gate = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
 Array = Any
 
-SLOPE, LIMIT = 1.702, 7.0  # of gpt-oss: its reference implementation and ggml's swiglu_oai have these alone
+SLOPE, LIMIT = 1.702, 7.0  # the constants of gpt-oss, in its reference implementation and in ggml's swiglu_oai
 
 # erf(x) = 1 - t (C0 + C1 t + ...) exp(-x^2) for x >= 0, t = 1 / (1 + P x), to 1.5e-7: Abramowitz and Stegun, 7.1.26.
 P, C = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
@@ -42,7 +42,7 @@ def _times_up(function: Callable[[Array, Any], Array]) -> Callable[[Array, Array
 
 
 def _swiglu_oai(gate: Array, up: Array, xp: Any) -> Array:
-    """As in gpt-oss: both are clamped, and up is taken from -1."""
+    """As in gpt-oss: both are clamped, and 1 is added to up."""
     gate, slope, limit = xp.minimum(gate, np.float32(LIMIT)), np.float32(SLOPE), np.float32(LIMIT)
     return gate / (1 + xp.exp(-slope * gate)) * (xp.clip(up, -limit, limit) + 1)
 
@@ -60,6 +60,6 @@ def check_gate(name: str) -> str:
 
 
 def gated_by(name: str, gate: Array, up: Array, xp: Any = np) -> Array:
-    """What a gate makes of up, of float32 arrays of NumPy or, with xp = cupy, of CuPy."""
+    """y of gate and up, float32 arrays of NumPy or, with xp = cupy, of CuPy."""
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
         return GATES[name](gate, up, xp)

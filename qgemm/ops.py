@@ -1,4 +1,7 @@
-"""The public products and encoders: each hands its arguments to the weights or the backend of x, which do the rest."""
+"""The public products and encoders: each hands its arguments to the backend, which checks and computes.
+
+Products ask PRODUCTS by the class of the weights; encoders ask for the backend of x.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,17 @@ from .arguments import (
     Activation,
     Epilogue,
     Gated,
-    PreparedActivations,
     check_activation,
     epilogues,
-    misplaced,
     unknown_activation,
 )
-from .arrays import on_cuda
-from .backend import Backend, backend
+from .backend import PRODUCTS, Products, backend_for
 from .codec.format import Format
 from .codec.search import searched
 from .errors import UnsupportedError
 from .formats import FORMATS, format_named, written
 from .gating import Gate, check_gate
-from .packed import Packed, Transposed
+from .placement import backend_of, check_together, misplaced
 from .tensor import Tensor
 from .views import View, gated_apart
 
@@ -72,7 +72,7 @@ def matmul(
 ) -> Any:  # fmt: skip
     """Multiply activations by packed weights: y [..., N] = x [..., K] @ w [N, K].T + bias + residual.
 
-    Sums are in float32, what is added included. x @ w.T is matmul(x, w).
+    Sums are in float32, the bias and the residual included. x @ w.T is matmul(x, w).
 
     x: float16, float32, float64 or bfloat16, any leading shape and strides; a NumPy array, a CuPy array, or any
     array that speaks DLPack (a torch tensor, detached if it requires grad); or what `quantize_activations` prepared.
@@ -85,16 +85,18 @@ def matmul(
     later): about 1% off, and faster than "a16" in few cases alone, which docs/kernels/eight_bits.md names. "e4m3_g256"
     rounds x to e4m3 floats in groups of 256 columns and multiplies mxfp4, whose weights are exact in e4m3, on FP8
     tensor cores (sm_89 and later): 2.6% off, 1.8 where some columns of x are large. The default is "a16", for prepared
-    activations theirs.
+    activations their own kind.
     bias [N], residual [..., N] of y's shape: added to y, any float dtype, on x's device. The residual may be `out`.
     out: receives y, shape [..., N], any float dtype; without it y is a new array of `dtype` (float32; NumPy's, torch's
-    or a name). It may overlap x and what is added: they are read as they were.
+    or a name). It may overlap x, bias and residual, which are read as they were before the call.
 
-    Raises UnsupportedError (a ValueError) or TypeError that names what came and what fits.
+    Raises ShapeError, UnsupportedError (both ValueErrors) or TypeError; each names the argument and a fitting one.
     """
-    if not isinstance(w, Packed):
-        raise misplaced(x, w)
-    return w.product(x, activation, bias, residual, out, dtype)
+    try:
+        product = PRODUCTS[type(w)].product
+    except KeyError:
+        product = _first_of_class(x, w).product
+    return product(w, x, activation, bias, residual, out, dtype)
 
 
 def matmul_many(
@@ -113,16 +115,19 @@ def matmul_many(
     biases, residuals, outs: one for each of the weights, or None; of the first two any may be None. The outs must not
     share elements.
     """
-    given = None if biases is None and residuals is None else epilogues(len(weights), biases, residuals, outs)
-    products = getattr(weights[0], "products", None) if weights else None
-    if products is not None:
-        ys: list[Any] | None = products(x, weights, activation, given, outs, dtype)
+    added = None if biases is None and residuals is None else epilogues(len(weights), biases, residuals, outs)
+    if weights:
+        try:
+            products = PRODUCTS[type(weights[0])].products
+        except KeyError:
+            products = _first_of_class(x, weights[0]).products
+        ys = products(x, weights, activation, added, outs, dtype)
         if ys is not None:
             return ys
     if any(isinstance(w, View) for w in weights):
-        return _one_by_one(x, weights, activation, given or epilogues(len(weights), None, None, outs), outs, dtype)
+        return _one_by_one(x, weights, activation, added or epilogues(len(weights), None, None, outs), outs, dtype)
     check_activation(activation)
-    backend_of(x, *weights)  # says which of the weights lies elsewhere, or is none
+    check_together(x, *weights)  # says which of the weights lies elsewhere, or is none
     return []
 
 
@@ -144,17 +149,27 @@ def gated(
     min(g, 7) * sigmoid(1.702 g) times up + 1, up within -7 and 7). Everything up to y is in float32.
     x, activation, out, dtype: as of `matmul`, whose errors it raises.
 
-    On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; of more rows the
-    product by `gate` takes 4 bytes a value of scratch memory.
+    On a GPU weights of one format share a launch where x has few rows, and nothing but y is written; with more rows the
+    product by `gate` needs 4 bytes of scratch memory a value.
     """
-    given = epilogues(2, biases, None, None) if biases is not None else [NO_EPILOGUE, NO_EPILOGUE]
-    (bias, _), (up_bias, _) = given
-    what = Gated(check_gate(function), up, up_bias)
-    if not isinstance(gate, Packed):
-        raise misplaced(x, gate)
+    added = epilogues(2, biases, None, None) if biases is not None else [NO_EPILOGUE, NO_EPILOGUE]
+    (bias, _), (up_bias, _) = added
+    gating = Gated(check_gate(function), up, up_bias)
+    try:
+        product = PRODUCTS[type(gate)].product
+    except KeyError:
+        product = _first_of_class(x, gate).product
     if type(up) is not type(gate) and isinstance(up, View):
-        return gated_apart(x, gate, what, activation, bias, out, dtype)
-    return gate.product(x, activation, bias, None, out, dtype, what)
+        return gated_apart(x, gate, gating, activation, bias, out, dtype)
+    return product(gate, x, activation, bias, None, out, dtype, gating)
+
+
+def _first_of_class(x: object, w: object) -> Products[Any]:
+    """The products of the class of w, which PRODUCTS does not have yet; the error that says why w is no weight."""
+    products = backend_for(w)
+    if products is None:
+        raise misplaced(x, w)
+    return products
 
 
 def _one_by_one(
@@ -165,7 +180,7 @@ def _one_by_one(
     outs: Sequence[Any] | None,
     dtype: Any,
 ) -> list[Any]:
-    """`matmul_many` where weights are views, each of which makes an x or a y of its own."""
+    """`matmul_many` where weights are views, each with an x or a y of its own."""
     targets = [None] * len(weights) if outs is None else outs
     products = zip(weights, added, targets, strict=True)
     return [matmul(x, w, activation, bias=a.bias, residual=a.residual, out=out, dtype=dtype) for w, a, out in products]
@@ -228,24 +243,9 @@ def quantize(
             raise UnsupportedError(f"{fmt} has neither a codebook nor a choice of absmax; the kbit formats have both")
         fmt = fmt.variant(codebook, absmax)
     if imatrix is not None and not searched(fmt):
-        ways = ", ".join(str(each) for each in FORMATS.values() if searched(each))
+        weighted = ", ".join(str(other) for other in FORMATS.values() if searched(other))
         raise UnsupportedError(
-            f"{fmt} is encoded alike with an importance matrix and without; those that differ: {ways}"
+            f"{fmt} is encoded alike with an importance matrix and without; those that differ: {weighted}"
         )
     packed: Tensor | DeviceTensor | Planes = backend_of(x).quantize(x, fmt, imatrix)
     return packed
-
-
-def backend_of(x: Any, *weights: Any) -> Backend:
-    """The backend of x and of weights that lie where x does; an error says what is elsewhere, or what is no weight."""
-    there = isinstance(x, PreparedActivations) or on_cuda(x)
-    for w in weights:
-        if isinstance(w, View):
-            raise UnsupportedError(f"{w!r} is a view of packed weights, which matmul, matmul_many and gated alone take")
-        if isinstance(w, Tensor) is there or not isinstance(w, Packed):
-            raise misplaced(x, w)
-    return backend("cuda" if there else "cpu")
-
-
-Transposed.matmul = staticmethod(matmul)
-View.matmul = staticmethod(matmul)

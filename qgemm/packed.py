@@ -1,4 +1,4 @@
-"""Packed: what weights on the host and on a device share, and the operators by which arrays meet them.
+"""Packed: the base of weights on the host and on a device, and the operators by which arrays meet them.
 
 x @ w.T         is qgemm.matmul(x, w), for arrays of NumPy, CuPy and torch
 x @ w, w.dtype  say what to write instead
@@ -6,25 +6,22 @@ x @ w, w.dtype  say what to write instead
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
+from .arguments import Array
+from .backend import backend_for
 from .codec.format import Format
 
 PRIORITY = 1000.0  # above that of arrays, which then leave `@` to the operand on their right
 
 
 class Packed:
-    """Weights [..., N, K] packed along K in the blocks of a format: base of Tensor and DeviceTensor."""
+    """Weights [..., N, K] packed along K in the blocks of a format: base of Tensor and DeviceTensor.
+
+    Products by them are in backend.PRODUCTS, by the class of the weights.
+    """
 
     __array_priority__ = PRIORITY
-    # What `qgemm.matmul`, `gated` and `matmul_many` hand their arguments to: of the class of the weights, which is that
-    # of a backend. y; of several weights the list of them, None where they are not all of the class.
-    product: ClassVar[Callable[..., Any]]
-    products: ClassVar[Callable[..., list[Any] | None] | None] = None
-    # The short ways of `qgemm.moe_matmul` and `moe`, where a backend has them: y, or None for the long way.
-    again_experts: ClassVar[Callable[..., Any] | None] = None
-    again_layer: ClassVar[Callable[..., Any] | None] = None
     format: Format
     shape: tuple[int, ...]
     name: str
@@ -50,12 +47,12 @@ class Packed:
         why = f"{self} has no dtype: its weights are packed in blocks of tensor.format"
         raise AttributeError(f"{why}; tensor.dequantize(dtype) gives them as floats")
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         if isinstance(other, Transposed):
             return NotImplemented  # prepared activations @ w.T
         raise TypeError(f"{self} is the right operand of a product: write x @ tensor.T, or qgemm.matmul(x, tensor)")
 
-    def __rmatmul__(self, other: Any) -> NoReturn:
+    def __rmatmul__(self, other: object) -> NoReturn:
         raise TypeError(f"{self} has rows along K: write x @ tensor.T, or qgemm.matmul(x, tensor)")
 
     def _inflated(self, *_: Any, **__: Any) -> NoReturn:
@@ -69,7 +66,6 @@ class Transposed:
     """Packed weights as [K, N], for x @ w.T alone. `T` gives the weights back."""
 
     __array_priority__ = PRIORITY
-    matmul: ClassVar[Any]  # qgemm.matmul, set by qgemm/ops.py, which knows the backends
 
     def __init__(self, w: Packed) -> None:
         self.T = w
@@ -84,10 +80,10 @@ class Transposed:
         """The number of axes."""
         return self.T.ndim
 
-    def __rmatmul__(self, x: Any) -> Any:
-        return type(self).matmul(x, self.T)
+    def __rmatmul__(self, x: Array) -> Any:
+        return multiplied(x, self.T)
 
-    def __matmul__(self, other: Any) -> NoReturn:
+    def __matmul__(self, other: object) -> NoReturn:
         raise TypeError(f"{self} is the right operand of a product: write x @ tensor.T")
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
@@ -95,3 +91,14 @@ class Transposed:
 
     def __repr__(self) -> str:
         return f"<transposed {self.T!r}>"
+
+
+def multiplied(
+    x: Array, w: Packed, activation: str | None = None, bias: Array | None = None, residual: Array | None = None,
+    out: Array | None = None, dtype: Any = None,
+) -> Any:  # fmt: skip
+    """y of `qgemm.matmul` for weights of any class."""
+    products = backend_for(w)
+    if products is None:
+        raise TypeError(f"{type(w).__name__} has no backend that multiplies by it")
+    return products.product(w, x, activation, bias, residual, out, dtype)

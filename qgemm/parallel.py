@@ -7,51 +7,51 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-MIN_SLICES = 4  # of one thread: fewer are done sooner than a thread starts
+MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
 MAX_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
-SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # of a CPU: those of its core
+SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # the CPUs of a CPU's core
 
 
 _chosen: int | None = None
 
 
 def threads(number: int | None = None) -> int:
-    """How many threads share a product on the CPU from now on, or, without a number, share it now.
+    """Set the number of threads that share a product on the CPU; without an argument, return it.
 
-    Without a choice, of this function or of $QGEMM_THREADS, one for each physical core that this process might use when
-    it was first asked. ValueError for a number below 1.
+    The default, without a call and without $QGEMM_THREADS, is one thread for each physical core that this process may
+    use at the first product. ValueError for a number below 1.
     """
     global _chosen
     if number is not None:
         if number < 1:
             raise ValueError(f"a product needs a thread at least, got {number}")
         _chosen = number
-    return _said() or cores()
+    return _configured() or cores()
 
 
 def workers() -> int:
-    """How many threads share a job of slices."""
-    return _said() or min(cores(), MAX_WORKERS)
+    """The number of threads that share a job of slices."""
+    return _configured() or min(cores(), MAX_WORKERS)
 
 
-def _said() -> int:
-    """The number that somebody chose, 0 for none."""
+def _configured() -> int:
+    """The number set by `threads` or by $QGEMM_THREADS, 0 for none."""
     if _chosen is not None:
         return _chosen
-    said = os.environ.get("QGEMM_THREADS", "")
-    return int(said) if said.isascii() and said.isdigit() else 0
+    setting = os.environ.get("QGEMM_THREADS", "")
+    return int(setting) if setting.isascii() and setting.isdigit() else 0
 
 
 @cache
 def cores() -> int:
-    """The physical cores of the affinity mask, asked for once: a second thread of a core adds nothing to a product."""
+    """The number of physical cores in the affinity mask: a second thread of a core adds nothing to a product."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     return max(1, len({_siblings(cpu) for cpu in os.sched_getaffinity(0)}))
 
 
 def _siblings(cpu: int) -> str:
-    """The CPUs of a core, as Linux writes them; those that it does not know of are a core each."""
+    """The CPUs of a CPU's core, as Linux writes them; the CPU alone where Linux does not tell."""
     try:
         with open(SIBLINGS.format(cpu)) as file:
             return file.read().strip() or str(cpu)
@@ -74,5 +74,5 @@ def for_slices(total: int, step: int, work: Callable[[slice], object]) -> None:
             work(part)
         return
     with ThreadPoolExecutor(count) as pool:
-        for done in [pool.submit(work, part) for part in slices]:
-            done.result()
+        for future in [pool.submit(work, part) for part in slices]:
+            future.result()

@@ -1,4 +1,4 @@
-"""prepare: what a model's products would compile at their first use, compiled before, on all cores."""
+"""prepare: compile the kernels of a model's products on all cores, before the first product needs them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .packed import Packed
 from .tensor import Tensor
 from .views import View
 
-DTYPES = ("float16", "bfloat16", "float32")  # of x
+DTYPES = ("float16", "bfloat16", "float32")  # types of x
 
 
 class Prepared(NamedTuple):
-    """What `prepare` did: how many kernels are ready, how many of them it compiled, and the seconds that it took.
+    """The result of `prepare`: the number of kernels that are ready, the number that it compiled, and its seconds.
 
     On a CPU a library of C counts as a kernel.
     """
@@ -46,46 +46,46 @@ def prepare(
     dtype: DTypeLike | None = None,
     progress: bool | None = None,
 ) -> Prepared:
-    """Compile and load now what products by these weights would compile at their first use, on all cores.
+    """Compile and load the kernels of products by these weights now, on all cores, instead of at their first use.
 
     >>> with qgemm.open("model.gguf") as model:
     ...     qgemm.prepare(model, m=(1, 512), dtype="float16")
 
     tensors: of an opened file, or any Tensors and DeviceTensors. Kernels are for the GPU on which a DeviceTensor lies,
     for Tensors the current one if this machine has any, else the CPU.
-    m: how many rows x will have, a number or several; without it any from 1 to 4096. activation: "a16", as that of
+    m: the number of rows of x, or several numbers; without it any from 1 to 4096. activation: "a16", the default of
     products, or another of qgemm.matmul. dtype: of x; without it float16, bfloat16 and float32.
     progress: whether a bar is drawn on stderr; without a choice where stderr is a terminal.
 
-    The first error of a compiler is raised, and what was not begun is left. Raises TypeError for what is no tensor and
-    UnsupportedError for a number of rows below 1 or an unknown activation or dtype.
+    The first error of a compiler is raised; compilations that have not begun then do not. Raises TypeError unless all
+    are tensors, UnsupportedError for a number of rows below 1 or an unknown activation or dtype.
     """
     start = time.perf_counter()
     if isinstance(tensors, Packed):
         tensors = [tensors]
-    given = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
-    given = [each.tensor if isinstance(each, View) else each for each in given]
-    for each in given:
-        if not isinstance(each, Packed):
-            raise TypeError(f"tensors must be Tensors or DeviceTensors, got {type(each).__name__}")
+    weights = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
+    weights = [w.tensor if isinstance(w, View) else w for w in weights]
+    for w in weights:
+        if not isinstance(w, Packed):
+            raise TypeError(f"tensors must be Tensors or DeviceTensors, got {type(w).__name__}")
     if activation is not None and activation not in KINDS:
         raise unknown_activation(activation)
-    on_gpu = any(not isinstance(each, Tensor) for each in given) or backends()["cuda"].available
-    found = backend("cuda" if on_gpu else "cpu").preparation(
-        given,
+    on_gpu = any(not isinstance(w, Tensor) for w in weights) or backends()["cuda"].available
+    tasks = backend("cuda" if on_gpu else "cpu").preparation(
+        weights,
         _rows(m),
         ("a16" if activation is None else activation,),
         DTYPES if dtype is None else (float_name(dtype),),
     )
-    compiled = _run(found, progress)
-    return Prepared(len(found), compiled, time.perf_counter() - start)
+    compiled = _run(tasks, progress)
+    return Prepared(len(tasks), compiled, time.perf_counter() - start)
 
 
 def _rows(m: int | Iterable[int] | None) -> Sequence[int] | None:
     if m is None:
         return None
     try:
-        rows = sorted({index(each) for each in (m if isinstance(m, Iterable) else [m])})
+        rows = sorted({index(number) for number in (m if isinstance(m, Iterable) else [m])})
     except TypeError:
         rows = []
     if not rows or rows[0] < 1:
@@ -94,7 +94,7 @@ def _rows(m: int | Iterable[int] | None) -> Sequence[int] | None:
 
 
 def _run(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
-    """All tasks on as many threads as there are cores, and how many compiled; after an error or Ctrl-C none is begun.
+    """The number of tasks that compiled, all run on a thread per core; after an error or Ctrl-C no other begins.
 
     The threads live for one call only, and end before it returns.
     """
@@ -104,7 +104,7 @@ def _run(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
             futures = [pool.submit(task) for task in tasks]
             hidden = None if progress is None else not progress
             with tqdm(as_completed(futures), "kernels", len(futures), disable=hidden, leave=False, delay=1) as bar:
-                return sum(done.result() for done in bar)
+                return sum(future.result() for future in bar)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -1,4 +1,4 @@
-"""Shares of an axis: how many steps of it each rank of a group takes, so that cuts lie where blocks and tiles end."""
+"""Shares of an axis: the steps of it that each rank of a group holds, so that cuts lie where blocks and tiles end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from operator import index
 
 from .errors import UnsupportedError
 
-ROWS = 64  # of W in a tile of a GPU: shares of other sizes would be padded there
+ROWS = 64  # rows of W in a tile of a GPU: shares of other sizes would be padded there
 
 
 def shares(size: int, step: int, world: int, who: str = "an axis") -> list[slice]:
@@ -23,7 +23,7 @@ def shares(size: int, step: int, world: int, who: str = "an axis") -> list[slice
         raise ValueError(f"a group has at least one rank, and a step is at least 1; got {world} and {step}")
     steps = -(-size // step)
     if steps < world:
-        most = f"at most {steps} shares" if steps > 1 else "no shares"
-        raise UnsupportedError(f"{who} of {size} cut in multiples of {step} gives {most}, not {world}")
+        limit = f"at most {steps} shares" if steps > 1 else "no shares"
+        raise UnsupportedError(f"{who} of {size} cut in multiples of {step} gives {limit}, not {world}")
     ends = [min(size, steps * rank // world * step) for rank in range(world + 1)]
     return [slice(*pair) for pair in pairwise(ends)]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from qgemm.codec.format import Blocks, Format, float_dtype
+from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
-from .backend import backend, module
-from .errors import UnsupportedError
+from .backend import backend
+from .errors import ShapeError, UnsupportedError
 from .formats import format_named
 from .packed import Packed
 from .sharding import ROWS, shares
@@ -36,14 +36,14 @@ class Tensor(Packed):
     ) -> None:
         """A tensor of a format and a shape in weights, from blocks [..., N, K / weights per block].
 
-        `blocks` may be a function that is called at each access, as the file reader does to check its file first.
-        `read` is what the method calls, without it `blocks` is sliced.
+        `blocks` may be a function that is called at each access: the file reader checks its file there. `read` serves
+        the method `read`; without it `blocks` is sliced.
         """
         self.format = format_named(format)
         self.shape = shape
         self.name = name
         self._blocks = blocks
-        self.plans: dict[str | None, Any] = {}  # what a backend keeps of products by this tensor
+        self.plans: dict[str | None, Any] = {}  # by activation; a backend fills it
         self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
@@ -56,7 +56,7 @@ class Tensor(Packed):
     def blocks(self) -> Blocks:
         """The packed blocks [..., N, K / weights per block], a read-only structured view without a copy.
 
-        Those of a kbit tensor in a file are put together when they are asked for, since its parts lie apart there.
+        The parts of a kbit tensor lie apart in a file: its blocks are put together at each access.
         """
         return self._blocks() if callable(self._blocks) else self._blocks
 
@@ -65,28 +65,11 @@ class Tensor(Packed):
         """Whether `blocks` is the same array at each access."""
         return not callable(self._blocks)
 
-    def product(
-        self, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
-        gated: Any = None,
-    ) -> Any:  # fmt: skip
-        """y of `qgemm.matmul`, or of `gated`, on the host; one that needs no checks but of its arrays the short way."""
-        cpu = module("cpu")
-        if bias is None and residual is None and dtype is None and gated is None:
-            y = cpu.again(self, x, activation, out)
-            if y is not None:
-                return y
-        return cpu.product(self, x, activation, bias, residual, out, dtype, gated)
-
-    @staticmethod
-    def products(x: Any, weights: Any, activation: str | None, epilogues: Any, outs: Any, dtype: Any) -> Any:
-        """The list of `qgemm.matmul_many` on the host; None if some weights are no Tensors."""
-        return module("cpu").products(x, weights, activation, epilogues, outs, dtype)
-
     def read(self, start: int, stop: int) -> Blocks:
         """Blocks start to stop of all, counted in C order, [stop - start].
 
-        Those in a file are read into memory of their own, which is how more than fits in memory is gone through: pages
-        of a mapping that were looked at count as memory of the process.
+        Blocks of a file are read into new memory, so that a caller can go through more than fits in memory: pages of a
+        mapping, once read, count as memory of the process.
         """
         return self._read(start, stop) if self._read is not None else self.blocks.reshape(-1)[start:stop]
 
@@ -106,26 +89,25 @@ class Tensor(Packed):
         dtype is float16, float32, float64 or "bfloat16" (which needs ml_dtypes). UnsupportedError if this format
         has no decoder.
         """
-        made: NDArray[Any] = module("cpu").dequantize(self, dtype)
-        return made
+        values: NDArray[Any] = backend("cpu").dequantize(self, dtype)
+        return values
 
     def rows(self, index: Any, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Rows of a matrix by their index, decoded: a new array [*index.shape, K] of a dtype as of `dequantize`.
 
-        index: integers, an array of NumPy or what becomes one. IndexError for one that is no row; negative ones are
-        none. What an embedding asks for: nothing else of the matrix is read.
+        index: integers, an array of NumPy or a value that converts to one. IndexError for an integer that is no row, as
+        negative ones are. This is an embedding: nothing else of the matrix is read.
         """
         if self.ndim != 2:
-            raise UnsupportedError(f"{self!r}: rows by an index are those of a matrix")
+            raise ShapeError(f"{self!r}: rows by an index are those of a matrix")
         numbers = np.asarray(index)
         if numbers.dtype.kind not in "iu":
             raise TypeError(f"an index of rows is of integers, got {numbers.dtype}")
         flat = numbers.reshape(-1).astype(np.int64, copy=False)
         if flat.size and not 0 <= flat.min() <= flat.max() < len(self):
             raise IndexError(f"indices are {flat.min()} to {flat.max()}, {self!r} has rows 0 to {len(self) - 1}")
-        values = np.empty((flat.size, self.shape[1]), float_dtype(dtype))
-        module("cpu").gather(self, flat, values)
-        return values.reshape(*numbers.shape, self.shape[1])
+        values: NDArray[Any] = backend("cpu").rows(self, flat.reshape(numbers.shape), dtype)
+        return values
 
     def to_device(self) -> Any:
         """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times.

@@ -16,25 +16,25 @@ MAX_HINTS = 5  # close names in a message
 GAP = "  "  # between columns
 DOTS = "..."
 COMMAND = "  qgemm "  # how an example starts
-NARROW = 72  # characters of a line that tables take for granted
+NARROW = 72  # characters of a line that tables assume at least
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what a terminal would obey: controls, line ends, bidi marks, stray bytes."""
+    """The text with escapes for all that a terminal would obey: controls, line ends, bidi marks, stray bytes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def close_to(name: object, names: Iterable[str]) -> str:
-    """What follows "there is no ... 'name'": the names that are close, whatever their case; nothing if none is.
+    """The end of "there is no ... 'name'": the names that are close, whatever their case; empty if none is.
 
     >>> close_to("Q4-0", ["q4_0", "q4_1", "f32"])
     '; close are q4_0'
     """
-    by_lower = {known.lower(): known for known in names}
-    found = get_close_matches(str(name).lower(), by_lower, MAX_HINTS)
-    return f"; close are {', '.join(printable(by_lower[match]) for match in found)}" if found else ""
+    by_lower = {candidate.lower(): candidate for candidate in names}
+    matches = get_close_matches(str(name).lower(), by_lower, MAX_HINTS)
+    return f"; close are {', '.join(printable(by_lower[match]) for match in matches)}" if matches else ""
 
 
 def columns(align: str, rows: Iterable[Sequence[str]]) -> str:
@@ -62,16 +62,16 @@ def fitted(align: str, rows: Iterable[Sequence[str]], width: int) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     gaps = len(GAP) * (len(align) - 1)
     if wraps:
-        widths[-1] = min(widths[-1], width * 9 // 20)  # less than first cells may take
-    room = width - sum(widths[1:]) - gaps
-    widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= room), default=0)
+        widths[-1] = min(widths[-1], width * 9 // 20)  # the first cell needs more
+    space = width - sum(widths[1:]) - gaps
+    widths[0] = max((len(row[0]) for row in rows if len(row[0]) <= space), default=0)
     if wraps:
         widths[-1] = max(1, width - sum(widths[:-1]) - gaps)
     line, blank = _line(align, widths), [""] * (len(align) - 1)
     lines = []
     for first, *middle, last in rows:
         pieces = textwrap.wrap(last, widths[-1], break_on_hyphens=False) if wraps else [last]
-        if len(first) > room:
+        if len(first) > space:
             lines.append(first)
             first = ""
         lines.append(line.format(first, *middle, *(pieces[:1] or [""])))
@@ -80,7 +80,7 @@ def fitted(align: str, rows: Iterable[Sequence[str]], width: int) -> str:
 
 
 def filled(paragraph: str, width: int) -> str:
-    """A paragraph in so many columns; each indented line for itself, commands not at all: they are copied whole.
+    """A paragraph wrapped to a width: indented lines each for itself, commands not at all, so that they can be copied.
 
     >>> print(filled("one two\\nthree four\\n  SRC  five six seven", 16))
     one two three
@@ -88,7 +88,7 @@ def filled(paragraph: str, width: int) -> str:
       SRC  five six
            seven
     """
-    lines: list[str] = []  # those that belong together joined
+    lines: list[str] = []  # with the lines of a paragraph joined
     for line in paragraph.split("\n"):
         if lines and not line.startswith(" ") and not lines[-1].startswith(" "):
             lines[-1] += f" {line}"
@@ -170,7 +170,7 @@ def _strict(value: Any) -> str:
 
 
 def _separated(items: Iterable[str]) -> Iterator[str]:
-    """Each item as a line, with a comma behind all but the last."""
+    """Each item as a line, with a comma after all but the last."""
     before = None
     for item in items:
         if before is not None:

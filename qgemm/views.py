@@ -1,35 +1,36 @@
-"""Packed weights that are seen otherwise than they are stored: with columns in another order, or times a factor.
+"""Views of packed weights: with columns in another order than they are stored in, or times a factor.
 
     Reordered   stored[:, j] = W[:, columns[j]]     y = x[..., columns] @ stored.T    act-order of GPTQ
     Scaled      W = stored * factor                 y = (x @ stored.T) * factor       NVFP4's float32 scale of a tensor
 
-Either multiplies by the kernels of the format that is stored, and costs a pass over x or y beside it.
+Both multiply by the kernels of the stored format, and cost a pass over x or y besides.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .arguments import Gated, check_out, prepared_for
+from .arguments import Array, Epilogue, Gated, Weights, check_out
 from .arrays import as_cupy, as_numpy, as_target, check_no_grad, like, on_cuda, stream_of, torch_of, written
+from .backend import PRODUCTS
 from .codec.format import float_dtype, float_name
 from .errors import UnsupportedError
 from .gating import gated_by
-from .packed import Packed
+from .packed import Packed, multiplied
+from .placement import misplaced, prepared_for
 from .tensor import Tensor
 
 
 class View(Packed, ABC):
-    """Weights [N, K] over a packed matrix, immutable; from `qgemm.load`. `matmul`, `matmul_many` and x @ w.T take it.
+    """Weights [N, K] over a packed matrix, immutable; from `qgemm.load`. All products but those by experts accept it.
 
     tensor: the packed matrix, a Tensor or DeviceTensor.
     """
-
-    matmul: ClassVar[Any]  # qgemm.matmul, set by qgemm/ops.py
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
@@ -46,17 +47,11 @@ class View(Packed, ABC):
         return self.format.codebook
 
     @abstractmethod
-    def multiplied(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
-        """y of `qgemm.matmul` for these arguments."""
-
     def product(
-        self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
-        gated: Gated | None = None,
+        self, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
+        dtype: DTypeLike | None,
     ) -> Any:  # fmt: skip
-        """y of `qgemm.matmul`, or of `gated`, by products of the packed matrix."""
-        if gated is not None:
-            return gated_apart(x, self, gated, activation, bias, out, dtype)
-        return self.multiplied(x, activation, bias, residual, out, dtype)
+        """y of `qgemm.matmul` for these arguments, by a product of the packed matrix."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -100,10 +95,10 @@ class Reordered(View):
     def gathered(self, x: Any) -> Any:
         """x [..., K] in the order of the packed matrix, a new array of x's library; as it is if it has no K columns."""
         if prepared_for(x) is not None:
-            what = "its columns are in another order (act-order) than those of activations that are quantized already"
-            raise UnsupportedError(f"{self!r}: {what}; give x as floats")
+            why = "its columns are in another order (act-order) than those of activations that are quantized already"
+            raise UnsupportedError(f"{self!r}: {why}; give x as floats")
         if (tuple(getattr(x, "shape", ())) or (None,))[-1] != self.shape[1]:
-            return x  # which the product refuses
+            return x  # the product refuses it
         torch = torch_of(x)
         if torch is not None:
             if self._torch is None or self._torch.device != x.device:
@@ -114,17 +109,19 @@ class Reordered(View):
         moved: NDArray[Any] = np.take(as_numpy(x, "x"), self.columns, axis=-1)
         return like(x, moved)
 
-    def multiplied(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
+    def product(
+        self, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
+        dtype: DTypeLike | None,
+    ) -> Any:  # fmt: skip
         """y, by the product of x's columns in the other order."""
-        moved = self.gathered(x)
-        return self.matmul(moved, self.tensor, activation, bias=bias, residual=residual, out=out, dtype=dtype)
+        return multiplied(self.gathered(x), self.tensor, activation, bias, residual, out, dtype)
 
 
 class Scaled(View):
     """A matrix times a float32 factor, or by it: of the tensor, or of each row.
 
-    y = (x @ stored.T) * factor + bias + residual in float32. Decoding takes the factor to the scale of each group, as
-    quantizers do, and rounds there: W = code * float32(scale * factor), or where it divides float32(scale / factor).
+    y = (x @ stored.T) * factor + bias + residual in float32. Decoding multiplies the scale of each group by the factor,
+    as quantizers do, and rounds there: W = code * float32(scale * factor), or float32(scale / factor) if it divides.
 
     factor: a number, or [N] float32. divides: whether it divides.
     """
@@ -141,17 +138,16 @@ class Scaled(View):
         levels = self.format.decode_levels(blocks.reshape(-1))
         with np.errstate(all="ignore"):  # scales may be anything
             if levels.scale is None:
-                made = self._times(levels.values().reshape(self.shape))
+                values = self._times(levels.values().reshape(self.shape))
             else:
                 scale = self._times(levels.scale.reshape(len(blocks), -1)).reshape(levels.scale.shape)
-                made = levels._replace(scale=scale).values().reshape(self.shape)
-            return made.astype(float_dtype(dtype), copy=False)
+                values = levels._replace(scale=scale).values().reshape(self.shape)
+            return values.astype(float_dtype(dtype), copy=False)
 
-    def _times(self, rows: Any) -> Any:
+    def _times(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Rows [N, ...] times the factor, in float32."""
         factor = np.asarray(self.factor, np.float32).reshape(-1, 1)
-        found: NDArray[np.float32] = rows / factor if self.divides else rows * factor
-        return found
+        return rows / factor if self.divides else rows * factor
 
     def to_device(self) -> Scaled:
         """The same on the current CUDA device; the factor beside the tiles."""
@@ -162,9 +158,12 @@ class Scaled(View):
 
         return Scaled(packed, cupy.asarray(np.asarray(self.factor, np.float32)), self.divides)
 
-    def multiplied(self, x: Any, activation: Any, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None) -> Any:
-        """y, of a float32 product that is taken times the factor."""
-        y = self.matmul(x, self.tensor, activation)
+    def product(
+        self, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
+        dtype: DTypeLike | None,
+    ) -> Any:  # fmt: skip
+        """y, a float32 product times the factor."""
+        y = multiplied(x, self.tensor, activation)
         torch = torch_of(y)
         factor = self.factor if torch is None else torch.as_tensor(self.factor, device=y.device)
         y = y / factor if self.divides else y * factor
@@ -174,8 +173,48 @@ class Scaled(View):
         return handed_back(y, out, dtype)
 
 
+class ViewProducts:
+    """`qgemm.backend.Products` by views: products of their packed matrices."""
+
+    def product(
+        self, w: View, x: Array, activation: str | None, bias: Array | None, residual: Array | None,
+        out: Array | None, dtype: DTypeLike | None, gated: Gated | None = None,
+    ) -> Any:  # fmt: skip
+        """y of `qgemm.matmul`, or of `gated`."""
+        if gated is not None:
+            return gated_apart(x, w, gated, activation, bias, out, dtype)
+        return w.product(x, activation, bias, residual, out, dtype)
+
+    def products(
+        self, x: Array, weights: Sequence[Weights], activation: str | None, epilogues: Sequence[Epilogue] | None,
+        outs: Sequence[Array] | None, dtype: DTypeLike | None,
+    ) -> None:  # fmt: skip
+        """None: each view needs an x or a y of its own, so that they are multiplied one by one."""
+
+    def moe_matmul(
+        self, x: Array, w: View, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
+        dtype: DTypeLike | None, check_ids: bool,
+    ) -> NoReturn:  # fmt: skip
+        """UnsupportedError."""
+        raise _no_experts(w)
+
+    def moe(
+        self, x: Array, gate_up: Weights | Sequence[Weights], down: View, ids: Array, weights: Array, activation: str,
+        biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None, check_ids: bool,
+    ) -> NoReturn:  # fmt: skip
+        """UnsupportedError."""
+        raise _no_experts(down)
+
+
+PRODUCTS[Reordered] = PRODUCTS[Scaled] = ViewProducts()
+
+
+def _no_experts(w: View) -> UnsupportedError:
+    return UnsupportedError(f"{w!r} is a view of packed weights, which matmul, matmul_many and gated alone take")
+
+
 def _beside(y: Any, added: Any) -> Any:
-    """What is added to y, as float32 of y's library and place."""
+    """A bias or residual as float32, of y's library and on y's device."""
     torch = torch_of(y)
     if torch is not None:
         return torch.as_tensor(added, device=y.device).float()
@@ -202,18 +241,20 @@ def handed_back(y: Any, out: Any, dtype: DTypeLike | None) -> Any:
     return written(out, memory)
 
 
-def gated_apart(x: Any, gate: Any, gated: Gated, activation: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> Any:
-    """`qgemm.gated` by two products and the function of both, for weights of which one or both are views."""
-    of_gate = View.matmul(x, gate, activation, bias=bias)
-    of_up = View.matmul(x, gated.up, activation, bias=gated.bias)
-    if on_cuda(of_gate):
+def gated_apart(
+    x: Array, gate: Packed, gated: Gated, activation: str | None, bias: Array | None, out: Array | None,
+    dtype: DTypeLike | None,
+) -> Any:  # fmt: skip
+    """`qgemm.gated` by two products and the function of both, where one or both of the weights are views."""
+    if not isinstance(gated.up, Packed):
+        raise misplaced(x, gated.up)
+    y_gate = multiplied(x, gate, activation, bias)
+    y_up = multiplied(x, gated.up, activation, gated.bias)
+    if on_cuda(y_gate):
         import cupy
 
-        with stream_of(of_gate):
-            made = gated_by(gated.function, as_cupy(of_gate), as_cupy(of_up), cupy)
-            return handed_back(like(of_gate, made), out, dtype)
-    return handed_back(like(of_gate, gated_by(gated.function, *map(_host, (of_gate, of_up)))), out, dtype)
-
-
-def _host(y: Any) -> NDArray[Any]:
-    return as_numpy(y, "y")
+        with stream_of(y_gate):
+            y = gated_by(gated.function, as_cupy(y_gate), as_cupy(y_up), cupy)
+            return handed_back(like(y_gate, y), out, dtype)
+    y = gated_by(gated.function, as_numpy(y_gate, "y"), as_numpy(y_up, "y"))
+    return handed_back(like(y_gate, y), out, dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-NAN_BYTE = 0xFF  # of memory that nothing was written to: NaN in every type of floats
+NAN_BYTE = 0xFF  # fills memory that nothing was written to: NaN in every type of floats
 
 
 class Memory:
@@ -23,38 +23,38 @@ class Memory:
 
 
 class ndarray(np.ndarray):
-    """An array on device `at`, which views share."""
+    """An array on the device with this number, which views share."""
 
-    at = 0
+    number = 0
 
     def __new__(cls, shape: Any, dtype: Any = float) -> ndarray:
-        made = np.empty(shape, dtype).view(cls)
-        if made.size:
-            made.reshape(-1).view(np.uint8)[...] = NAN_BYTE
-        made.at = Device.current
-        return made
+        array = np.empty(shape, dtype).view(cls)
+        if array.size:
+            array.reshape(-1).view(np.uint8)[...] = NAN_BYTE
+        array.number = Device.current
+        return array
 
     def __array_finalize__(self, other: Any) -> None:
-        self.at = getattr(other, "at", 0)
+        self.number = getattr(other, "number", 0)
 
     @property
     def data(self) -> Memory:
-        return Memory(self.__array_interface__["data"][0], self.at)
+        return Memory(self.__array_interface__["data"][0], self.number)
 
     @property
     def device(self) -> Device:
-        return Device(self.at)
+        return Device(self.number)
 
     def get(self) -> np.ndarray:
         return np.array(self.view(np.ndarray))
 
     def copy(self, order: str = "C") -> ndarray:
-        made = ndarray(self.shape, self.dtype)
-        made[...] = self
-        return made
+        array = ndarray(self.shape, self.dtype)
+        array[...] = self
+        return array
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.at
+        return 2, self.number
 
 
 class Device:
@@ -83,10 +83,10 @@ class Device:
 
 def asarray(values: Any, dtype: Any = None) -> ndarray:
     """A copy on the current device."""
-    found = np.asarray(values, dtype)
-    made = ndarray(found.shape, found.dtype)
-    made[...] = found
-    return made
+    host = np.asarray(values, dtype)
+    array = ndarray(host.shape, host.dtype)
+    array[...] = host
+    return array
 
 
 def zeros(shape: Any, dtype: Any = float) -> ndarray:

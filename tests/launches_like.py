@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import ctypes
 from itertools import count
+from types import SimpleNamespace
 
 import cupy_like
 import numpy as np
 
 import qgemm
+from qgemm import cuda
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import plan
-from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1
+from qgemm.cuda import activations, libraries
+from qgemm.cuda.call import plan, products, replay
+from qgemm.cuda.driver import workspace as workspaces
+from qgemm.cuda.kernels import panels
+from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, Gpu
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.gating import gated_by
 
-SERIALS = count(1000)  # of tensors
+SERIALS = count(1000)  # numbers of tensors
 NUMPY = {c: name for name, c in C_TYPES.items()}
 
 
@@ -26,23 +31,28 @@ def array_at(pointer: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 class Gpus:
-    """Stands for the kernels: weights by address, activations that were quantized by address, and what was launched."""
+    """Stands for the kernels: weights and quantized activations by address, and the names of launches."""
 
     def __init__(self) -> None:
         self.weights: dict[int, np.ndarray] = {}
         self.quantized: dict[int, np.ndarray] = {}
         self.launched: list[str] = []
-        self.long_ways = 0
-        self.between = lambda: None  # called by what makes a form of x
+        self.slow_paths = 0
+        self.between = lambda: None  # called by transforms of x
 
     def tensor(self, w: np.ndarray, fmt: str = "q4_0", device: int = 0) -> DeviceTensor:
-        made = object.__new__(DeviceTensor)
-        made.format, made.shape, made.name, made.exponent = qgemm.FORMATS[fmt], w.shape, "", 0
-        made.data = cupy_like.zeros(16, np.uint8)
-        made.data.at = made.device = device
-        made.pointer, made.serial, made.plans = made.data.data.ptr, next(SERIALS), {}
-        self.weights[made.pointer] = w.astype(np.float64)
-        return made
+        tensor = object.__new__(DeviceTensor)
+        tensor.format, tensor.shape, tensor.name, tensor.exponent = (
+            qgemm.FORMATS[fmt],
+            w.shape,
+            "",
+            0,
+        )
+        tensor.data = cupy_like.zeros(16, np.uint8)
+        tensor.data.number = tensor.device = device
+        tensor.pointer, tensor.serial, tensor.plans = tensor.data.data.ptr, next(SERIALS), {}
+        self.weights[tensor.pointer] = w.astype(np.float64)
+        return tensor
 
     def launch(self, kernel, p):
         def run(stream: int, x: int, *pointers: int) -> None:
@@ -50,12 +60,12 @@ class Gpus:
             assert x % 16 == 0
             self.launched.append(kernel.name)
             rows = self.quantized[x] if p.x == Q8_1 else array_at(x, (p.m, p.k), NUMPY[p.x]).astype(np.float64)
-            assert len(pointers) == plan.ARRAYS * len(p.outputs)
+            assert len(pointers) == plan.POINTERS * len(p.outputs)
             if p.gated:
                 self.gate(rows, p.outputs, pointers)
                 return
             for index, output in enumerate(p.outputs):
-                w, y, bias, residual = pointers[plan.ARRAYS * index :][: plan.ARRAYS]
+                w, y, bias, residual = pointers[plan.POINTERS * index :][: plan.POINTERS]
                 total = rows @ self.weights[w].T
                 y_end = y + total.size * ITEMSIZE[output.y]
                 assert p.x == Q8_1 or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y  # x is read meanwhile
@@ -69,17 +79,17 @@ class Gpus:
         return run
 
     def gate(self, rows: np.ndarray, outputs, pointers) -> None:
-        made = []
-        for output, at in zip(outputs, (0, plan.ARRAYS), strict=True):
-            w, _, bias, residual = pointers[at : at + plan.ARRAYS]
+        parts = []
+        for output, start in zip(outputs, (0, plan.POINTERS), strict=True):
+            w, _, bias, residual = pointers[start : start + plan.POINTERS]
             assert (bool(bias), residual) == (bool(output.bias), 0)
-            made.append(rows @ self.weights[w].T + (array_at(bias, (output.n,), output.bias) if bias else 0))
-        array_at(pointers[1], made[0].shape, outputs[0].y)[...] = gated_by(outputs[0].gate, *made)
+            parts.append(rows @ self.weights[w].T + (array_at(bias, (output.n,), output.bias) if bias else 0))
+        array_at(pointers[1], parts[0].shape, outputs[0].y)[...] = gated_by(outputs[0].gate, *parts)
 
     def transform(self, target: str):
-        """Stands for what launches a transform of x: `target`, the type that it makes, or Q8_1."""
+        """Stands for the launch of a transform of x into `target`, a type or Q8_1."""
 
-        def made(device: int, *types_and_sizes):
+        def prepare(device: int, *types_and_sizes):
             *types, k, m = types_and_sizes
 
             def run(stream: int, x: int, to: int) -> None:
@@ -93,4 +103,34 @@ class Gpus:
 
             return run
 
-        return made
+        return prepare
+
+
+def installed(monkeypatch) -> Gpus:
+    """Put CuPy over NumPy and kernels that compute on the host in place, for a test -> those kernels."""
+    gpus = Gpus()
+    cupy_like.install(monkeypatch)
+    monkeypatch.setattr(libraries, "LIBRARIES", libraries_seen := {})
+    monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
+    monkeypatch.setattr(plan, "launch", gpus.launch)
+    monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
+    for module, name, target in (
+        (plan, "quantize_launch", Q8_1),
+        (activations, "quantize_launch", Q8_1),
+        (plan, "round_launch", "rounded"),
+        (plan, "dequantize_launch", "decoded"),
+    ):
+        monkeypatch.setattr(module, name, gpus.transform(target))
+    monkeypatch.setattr(workspaces, "_workspaces", {})
+    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
+    monkeypatch.setattr(panels, "on_stream", None)
+
+    def counted(*args, **kwargs):
+        gpus.slow_paths += 1
+        return launch_products(*args, **kwargs)
+
+    launch_products = plan.launch_products
+    for module in (plan, products):
+        monkeypatch.setattr(module, "launch_products", counted)
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    return gpus

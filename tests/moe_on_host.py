@@ -1,8 +1,9 @@
-"""Experts in memory that stands for a GPU's, launches that run kernels on the host, and the check of what they give."""
+"""Experts in memory that stands for a GPU's, launches that run kernels on the host, and the check of their results."""
 
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from types import SimpleNamespace
 
 import cupy_like
@@ -10,10 +11,11 @@ import numpy as np
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import expert_plans, libraries, upload
+from qgemm.cuda import libraries, upload
+from qgemm.cuda.call import replay
 from qgemm.cuda.driver import workspace as workspaces
-from qgemm.cuda.experts import DeviceExperts
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.tensor import DeviceExperts
 
 
 class Launch:
@@ -32,6 +34,9 @@ class Launch:
         ctypes.memmove(ctypes.addressof(self.pointers), raw, len(raw))
         Launch.seen.append(self.grid)
         self.kernel(self.grid, self.block, *self.arguments, cluster=self.cluster)
+
+    def bound(self, *args):
+        return partial(self, *args)
 
 
 graphs: list[int] = []
@@ -52,9 +57,9 @@ def graph_of(launches):
 def install(monkeypatch):
     """CuPy over NumPy, whose arrays no earlier test has seen, and workspaces in its memory."""
     cupy_like.install(monkeypatch)
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(expert_plans, "LIBRARIES", known)
-    monkeypatch.setattr(workspaces, "_made", {})
+    monkeypatch.setattr(libraries, "LIBRARIES", libraries_seen := {})
+    monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
+    monkeypatch.setattr(workspaces, "_workspaces", {})
     monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
 
 
@@ -71,7 +76,7 @@ def device(array, dtype=None):
     return None if array is None else cupy_like.asarray(array.astype(float_dtype(dtype)) if dtype else array)
 
 
-def within(y, known, dtype="float32", tiny=2.0**-24):
+def within(y, exact, dtype="float32", tiny=2.0**-24):
     rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    slack = known.bound + rounding * (np.abs(known.y) + known.bound) + tiny
-    return (np.abs(y.get().astype(np.float64) - known.y) <= slack).all()
+    slack = exact.bound + rounding * (np.abs(exact.y) + exact.bound) + tiny
+    return (np.abs(y.get().astype(np.float64) - exact.y) <= slack).all()

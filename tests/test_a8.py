@@ -18,7 +18,7 @@ from qgemm.codec import q8_1_f32
 from qgemm.codec.error_bound import LARGEST, U, gamma, magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.codec.q8_1_f32 import scale_and_sum, to_half_precision
-from qgemm.cpu import numpy as cpu
+from qgemm.cpu import reference as cpu
 from qgemm.cuda.activations import DeviceActivations
 
 Q8_1 = qgemm.FORMATS["q8_1"]
@@ -143,10 +143,10 @@ def test_half_precision_is_that_of_float16():
     want = every.astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(to_half_precision(every), want)
     for exponent in range(-115, 112, 5):
-        some = slice(exponent + 115, None, 97)
-        scaled, factor = np.ldexp(every[some], exponent), (-1.0) ** exponent
+        sampled = slice(exponent + 115, None, 97)
+        scaled, factor = np.ldexp(every[sampled], exponent), (-1.0) ** exponent
         np.testing.assert_array_equal(
-            to_half_precision(np.float32(factor) * scaled), factor * np.ldexp(want[some], exponent)
+            to_half_precision(np.float32(factor) * scaled), factor * np.ldexp(want[sampled], exponent)
         )
     assert np.isnan(to_half_precision(np.float32([np.nan, np.inf, -np.inf]))).all()
 
@@ -157,13 +157,13 @@ def test_ordinary_activations_are_those_of_ggml(seed):
     """Where d and s are normal in float16, and sums zero, the numbers of q8_1, whose blocks multiply alike."""
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal((5, 320)) * 2.0 ** rng.integers(-3, 9, (5, 1))).astype(np.float32)
-    made, of_ggml = qgemm.quantize_activations(x), qgemm.quantize(x, "q8_1")
-    np.testing.assert_array_equal(made.blocks["qs"], of_ggml.blocks["qs"])
-    for found, expected in zip(scale_and_sum(made.blocks), scale_and_sum(of_ggml.blocks), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(made.dequantize(), of_ggml.dequantize())
+    quantized, of_ggml = qgemm.quantize_activations(x), qgemm.quantize(x, "q8_1")
+    np.testing.assert_array_equal(quantized.blocks["qs"], of_ggml.blocks["qs"])
+    for value, expected in zip(scale_and_sum(quantized.blocks), scale_and_sum(of_ggml.blocks), strict=True):
+        np.testing.assert_array_equal(value, expected)
+    np.testing.assert_array_equal(quantized.dequantize(), of_ggml.dequantize())
     w = random_tensor(qgemm.FORMATS["q5_1"], 8, 320, rng)
-    for prepared in (of_ggml, pickle.loads(pickle.dumps(of_ggml)), pickle.loads(pickle.dumps(made))):
+    for prepared in (of_ggml, pickle.loads(pickle.dumps(of_ggml)), pickle.loads(pickle.dumps(quantized))):
         np.testing.assert_array_equal(qgemm.matmul(prepared, w), qgemm.matmul(x, w, "a8"))
 
 
@@ -179,7 +179,7 @@ def test_what_is_not_finite_is_nan_in_its_own_block():
 
 
 def test_activations_too_small_for_a_scale_are_zero():
-    """1 / d would be infinite; the error is what they are."""
+    """1 / d would be infinite; the error is as large as the values."""
     x = np.full((2, 64), 3e-37, np.float32)
     w = random_tensor(qgemm.FORMATS["q5_1"], 8, 64, np.random.default_rng(2))
     assert not qgemm.matmul(x, w, "a8").any()
@@ -230,6 +230,6 @@ def test_blocks_of_a_device_are_those_of_the_host():
     blocks = qgemm.quantize_activations(extreme(96)).blocks
     library = SimpleNamespace(pointer=id, host=lambda data: np.frombuffer(data, np.uint8))
     data = in_k_blocks(blocks).tobytes()
-    found = DeviceActivations((len(blocks), 96), data, None, "float32", library).blocks()
-    assert found.dtype == q8_1_f32.DTYPE
-    assert found.tobytes() == blocks.tobytes()
+    unpacked = DeviceActivations((len(blocks), 96), data, None, "float32", library).blocks()
+    assert unpacked.dtype == q8_1_f32.DTYPE
+    assert unpacked.tobytes() == blocks.tobytes()

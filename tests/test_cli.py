@@ -138,7 +138,7 @@ def test_matmul_usage(refused):
 
 
 def test_matmul_without_a_gpu(refused, monkeypatch):
-    states = {"cuda": qgemm.Backend(False, "there is none", {})}
+    states = {"cuda": qgemm.Status(False, "there is none", {})}
     monkeypatch.setattr("qgemm.cli.matmul.backends", lambda: states)
     assert "cuda is not available: there is none" in refused("matmul", EXCERPT, WEIGHT, "--backend", "cuda")
 
@@ -165,7 +165,7 @@ def test_routes(run):
 
 def test_routes_say_which_are_for_this_machine(run, monkeypatch):
     """Without a usable GPU no row applies; the rows of a compute capability can be listed on any machine."""
-    cuda = qgemm.Backend(False, "no usable NVIDIA GPU", {})
+    cuda = qgemm.Status(False, "no usable NVIDIA GPU", {})
     monkeypatch.setattr("qgemm.cli.routes.backends", lambda: {"cuda": cuda})
     assert run("routes")[1].endswith("\nNone of these serves this machine: no usable NVIDIA GPU\n")
     assert " 132 SMs: prefill_sm90\n" in run("routes", "--problem", "q4_0 a16 M=64 N=8192 K=8192")[1]

@@ -33,7 +33,7 @@ def gpu(monkeypatch):
 
     def machine(arch):
         facts = {"arch": arch} if arch else {}
-        states = {**qgemm.backends(), "cuda": qgemm.Backend(arch is not None, f"a GPU: {arch}", facts)}
+        states = {**qgemm.backends(), "cuda": qgemm.Status(arch is not None, f"a GPU: {arch}", facts)}
         monkeypatch.setattr("qgemm.cli.info.backends", lambda: states)
 
     return machine

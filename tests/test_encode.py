@@ -41,7 +41,7 @@ class OnCpu(Device):
 )
 def test_what_goes_to_the_gpu(fmt, options, names, tmp_path, monkeypatch):
     """Weights to be encoded, each range of them once; the file is the same."""
-    monkeypatch.setattr(job, "Device", OnCpu)
+    monkeypatch.setattr(job, "_device", OnCpu)
     source = mixed_model(tmp_path / "x.gguf", large=False)
     lines = {
         name: converted(source, tmp_path / f"{name}.gguf", fmt, backend=name, allow_requantize=True, **options)

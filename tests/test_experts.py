@@ -19,8 +19,8 @@ few = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scope
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
 
 
-def within(y, known):
-    return (np.abs(y.astype(np.float64) - known.y) <= known.bound + 2.0**-30).all()
+def within(y, expected):
+    return (np.abs(y.astype(np.float64) - expected.y) <= expected.bound + 2.0**-30).all()
 
 
 @over_formats(MULTIPLY)
@@ -64,8 +64,8 @@ def test_a_layer(fmt, name, data):
     ids, weights = routed(rng, t, top_k, e, data.draw(st.booleans()))
     x = (rng.standard_normal((t, gate.shape[2])) / 16).astype(np.float32)
     rows = (gate.shape[1], up.shape[1], down.shape[1])
-    given = [rng.standard_normal((e, n)).astype(np.float32) for n in rows]
-    biases = [bias if data.draw(st.booleans()) else None for bias in given]
+    drawn = [rng.standard_normal((e, n)).astype(np.float32) for n in rows]
+    biases = [bias if data.draw(st.booleans()) else None for bias in drawn]
     y = qgemm.moe(x, (gate, up), down, ids, weights, name, biases=biases)
     assert within(y, known_layer(x, gate, up, down, ids, weights, GATE_OF[name], biases, in_float=True))
     both = np.concatenate([gate.blocks, up.blocks], axis=1)
@@ -82,10 +82,10 @@ def test_bytes_of_ggml_as_experts(spelled):
     rng = np.random.default_rng(5)
     ids, _ = routed(rng, 7, 3, 5)
     x = (rng.standard_normal((7, 512)) / 16).astype(np.float32)
-    found, known = qgemm.moe_matmul(x, w, ids), known_matmul(x, w, ids)
+    y, expected = qgemm.moe_matmul(x, w, ids), known_matmul(x, w, ids)
     exact = np.einsum("tk,tjnk->tjn", x.astype(np.float64), values[ids])
-    np.testing.assert_allclose(known.y, exact, rtol=1e-12, atol=1e-12)
-    assert within(found, known)
+    np.testing.assert_allclose(expected.y, exact, rtol=1e-12, atol=1e-12)
+    assert within(y, expected)
 
 
 def layer(seed=0, e=5, f=64, k=96):
@@ -152,8 +152,8 @@ def test_errors_name_what_came_and_what_fits():
     (gate, up, down), ids, factors, x = layer()
 
     def moe(**changed):
-        given = {"x": x, "gate_up": (gate, up), "down": down, "ids": ids, "weights": factors} | changed
-        return qgemm.moe(**given)
+        arguments = {"x": x, "gate_up": (gate, up), "down": down, "ids": ids, "weights": factors} | changed
+        return qgemm.moe(**arguments)
 
     wrong = ids.copy()
     wrong[1, 1] = 5

@@ -1,4 +1,4 @@
-"""What a user meets first: names with a typo, arguments in the wrong place, operators; each says what to do next."""
+"""First mistakes of a user: names with a typo, arguments in the wrong place, operators; each names the next step."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_swapped_arguments():
 
 
 def test_a_device_without_cupy_says_which_extra(monkeypatch):
-    """Also of an array there; and weights of the host say what is missing for one."""
+    """The error names the extra for an array on a device too; weights of the host name the missing part."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(device, "driver_cuda", lambda: (13, 0))
     extra = r"needs a GPU and CuPy: CuPy is not installed: pip install '[\w-]+\[cuda13\]'$"
@@ -104,7 +104,7 @@ def test_a_device_without_cupy_says_which_extra(monkeypatch):
 
 @pytest.mark.parametrize("driver", [None, (11, 8), (12, 0), (12, 9), (13, 0), (14, 1)])
 def test_the_extra_is_that_of_the_driver(driver, monkeypatch):
-    """As tools/bootstrap.py chooses it; where no driver is or an old one, CuPy is not what is missing."""
+    """As tools/bootstrap.py chooses it; without a driver, or with an old one, CuPy is not the missing part."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(device, "driver_cuda", lambda: driver)
     status, extra = device.status(), bootstrap.choose_cuda(driver, kept_out=False)
@@ -131,10 +131,10 @@ def test_without_a_driver_cupy_is_not_to_blame(monkeypatch):
 
 def on_device(shape=(5, 64)) -> DeviceTensor:
     """A DeviceTensor as far as one goes without a GPU."""
-    made = DeviceTensor.__new__(DeviceTensor)
-    made.format, made.shape, made.name = W.format, shape, "w"
-    made.data = SimpleNamespace(device=SimpleNamespace(id=0))
-    return made
+    tensor = DeviceTensor.__new__(DeviceTensor)
+    tensor.format, tensor.shape, tensor.name = W.format, shape, "w"
+    tensor.data = SimpleNamespace(device=SimpleNamespace(id=0))
+    return tensor
 
 
 def test_weights_on_a_device_and_x_on_the_host():
@@ -190,6 +190,6 @@ def test_attributes_of_arrays(w):
 
 
 def test_only_matrices_multiply():
-    with pytest.raises(qgemm.UnsupportedError, match=r"a matrix \(N, K\).*index its leading axes first"):
+    with pytest.raises(qgemm.ShapeError, match=r"a matrix \(N, K\).*index its leading axes first"):
         X @ EXPERTS.T
     np.testing.assert_array_equal(X @ EXPERTS[1].T, qgemm.matmul(X, EXPERTS[1]))

@@ -16,9 +16,8 @@ from moe_on_host import Launch, device, install, on_device, within
 from strategies import EVERY_TILED, by_turns, over_formats, seeds
 
 import qgemm
-from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda.call import experts, grouped, plan
 from qgemm.cuda.kernels import moe_decode
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
@@ -37,10 +36,9 @@ def host(monkeypatch):
     kernel = cache(harness.Kernel)
     monkeypatch.setattr(moe_decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     monkeypatch.setattr(moe_decode, "Launch", Launch)
-    monkeypatch.setattr(experts, "launch", experts.launch.__wrapped__)
+    monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
-    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     Launch.seen.clear()
 
 

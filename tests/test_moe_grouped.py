@@ -17,9 +17,8 @@ from moe_on_host import Launch, device, graph_of, graphs, install, on_device, wi
 from strategies import over_formats, seeds
 
 import qgemm
-from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import expert_plans, experts, grouped
+from qgemm.cuda.call import experts, grouped, plan, replay
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
 from qgemm.cuda.kernels import moe_prefill_sm90, moe_sort, transforms
@@ -184,6 +183,7 @@ class Product:
                 y[some] = made[0].astype(y.dtype)
             assert (array(counts, 2, np.int32) == (count, rows)).all()
 
+        call.bound = partial(partial, call)
         return call
 
     def product(self, x, expert, pointers, number, p):
@@ -212,14 +212,13 @@ def host(monkeypatch):
     monkeypatch.setattr(moe_sort, "SORT_THREADS", THREADS)
     sort = transforms.Transform("moe_sort", ({"THREADS": THREADS},))
     monkeypatch.setattr(moe_sort, "MOE_SORT", sort)
-    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 90, 132))
     for made in (moe_sort.sort_launch, moe_sort.combine_launch):
         made.cache_clear()
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: 16)
     weights = {}
-    monkeypatch.setattr(grouped, "launch", Product(weights))
+    monkeypatch.setattr(plan, "launch", Product(weights))
     yield weights
     for made in (moe_sort.sort_launch, moe_sort.combine_launch):
         made.cache_clear()
@@ -318,8 +317,8 @@ def rounded_of(gate, up, down, x, ids, weights, name, biases):
 @pytest.mark.parametrize("sorted_by_expert", [False, True])
 @few
 @given(data=st.data())
-def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data, host):
-    """The same launches on other pointers, y new or given, four as a graph; else, in any respect, the long way."""
+def test_a_later_call_on_other_arrays_goes_the_fast_path(sorted_by_expert, data, host):
+    """The same launches on other pointers, y new or given, four as a graph; else, in any respect, the slow path."""
     rng = data.draw(seeds())
     gate, up, down = (random_experts(Q4_0, 4, n, k, rng) for n, k in ((128, 96), (128, 96), (96, 128)))
     packed = [on_device(w) for w in (gate, up, down)]
@@ -338,47 +337,47 @@ def test_a_later_call_on_other_arrays_goes_the_short_way(sorted_by_expert, data,
     with pytest.MonkeyPatch.context() as patch:
         if not sorted_by_expert:
             patch.setattr(grouped, "token_tile", lambda *sizes: 0)
-            patch.setattr(experts, "launch", lambda kernel, p: Recorded())
+            patch.setattr(plan, "launch", lambda kernel, p: Recorded())
         first, second = arrays(), arrays()
         call(*first)
         seen.clear()
-        long_way = call(*second, dtype=None if out is not None else "float32").copy().get()
+        slow_path = call(*second, dtype=None if out is not None else "float32").copy().get()
         pointers = list(seen)
-        patch.setattr(experts, "Call", refuse)
-        patch.setattr(expert_plans, "graph_of", graph_of)
+        patch.setattr(experts, "recording", refuse)
+        patch.setattr(replay, "graph_of", graph_of)
         graphs.clear()
         seen.clear()
-        short_way = call(*second)
+        fast_path = call(*second)
         for _ in range(3 if out is not None else 0):  # the second call there binds launches to the pointers
             out[...] = np.nan
             noted, seen[:] = list(seen), []
-            np.testing.assert_array_equal(call(*second).get(), short_way.get())
+            np.testing.assert_array_equal(call(*second).get(), fast_path.get())
             assert seen == noted
             assert graphs == ([4] if sorted_by_expert else [])
         if sorted_by_expert:
-            np.testing.assert_array_equal(short_way.get(), long_way)
+            np.testing.assert_array_equal(fast_path.get(), slow_path)
         else:
             fixed = [second[0].data.ptr, second[1].data.ptr, second[2].data.ptr, packed[0].pointer, packed[1].pointer]
             assert len(seen) == len(pointers) == 2
             assert set(fixed) <= set(seen[0])
-            assert {packed[2].pointer, short_way.data.ptr, biases[2].data.ptr} <= set(seen[1])
+            assert {packed[2].pointer, fast_path.data.ptr, biases[2].data.ptr} <= set(seen[1])
         for other in (
             arrays(6),
             (second[0], second[1].astype(np.int64), second[2]),
             (second[0].T.copy().T, *second[1:]),
         ):
-            with pytest.raises(LongWay):
+            with pytest.raises(SlowPath):
                 call(*other, out=None)
-        with pytest.raises(LongWay):
+        with pytest.raises(SlowPath):
             call(second[0].astype(np.float32), *second[1:], out=second[0].astype(np.float32))
 
 
-class LongWay(Exception):
+class SlowPath(Exception):
     """A call that was not remembered."""
 
 
 def refuse(*_):
-    raise LongWay
+    raise SlowPath
 
 
 seen: list[tuple[int, ...]] = []

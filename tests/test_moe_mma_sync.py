@@ -11,9 +11,8 @@ from experts import known_layer, known_matmul, random_experts, routed
 from moe_on_host import Launch, device, install, on_device, within
 
 import qgemm
-from qgemm import cuda, ops
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda.call import experts, grouped, plan
 from qgemm.cuda.kernels import moe_decode_tiles, moe_prefill_sm80, moe_sort, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size
 from qgemm.cuda.problem import Gpu
@@ -36,10 +35,9 @@ def host(request, monkeypatch):
         monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(moe_sort, "SORT_THREADS", SORT["THREADS"])
     monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", (SORT,)))
-    monkeypatch.setattr(ops, "backend", lambda name: {"cuda": cuda.BACKEND}[name])
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
-    monkeypatch.setattr(grouped, "launch", grouped.launch.__wrapped__)
+    monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: request.param)
     made = moe_sort.sort_launch, moe_sort.combine_launch
     for function in made:

@@ -41,7 +41,7 @@ def test_every_format():
 
 
 def columns(fmt: Format, blocks: int) -> int:
-    """So many blocks; plain numbers, which have none, end within a vector."""
+    """The columns of `blocks` blocks; plain numbers, which have no blocks, end within a vector."""
     return blocks * (67 if fmt.plain else fmt.weights)
 
 
@@ -72,13 +72,13 @@ def test_products_of_eight_bits_are_numpys(fmt, monkeypatch):
         x[2, 3], x[3, 1], x[4] = np.nan, np.inf, 1e-37
         x[5, ::2], x[6] = 127.5, 0
 
-        def made(x=x, w=w, kind=kind):
+        def computed(x=x, w=w, kind=kind):
             return qgemm.quantize_activations(x, kind).blocks, qgemm.matmul(x, w, kind)
 
-        blocks_of_x, y = made()
+        blocks_of_x, y = computed()
         with monkeypatch.context() as by_numpy:
             by_numpy.setenv("QGEMM_CPU", "numpy")
-            assert_array_equal((blocks_of_x, y)[1], (want := made())[1])
+            assert_array_equal((blocks_of_x, y)[1], (want := computed())[1])
         for field in ("d", "qs"):
             assert_array_equal(blocks_of_x[field], want[0][field])
 
@@ -91,7 +91,7 @@ def test_levels_and_scales_are_the_formats(fmt):
     y = qgemm.matmul(np.eye(w.shape[1], dtype=np.float32)[:128], w)
     want = w.dequantize().T[:128]
     scale = np.abs(magnitudes(fmt, w.blocks)).T[:128]
-    assert (np.abs(y - want) <= 2.0**-23 * scale).all()  # of a minimum and a scale each is rounded once
+    assert (np.abs(y - want) <= 2.0**-23 * scale).all()  # minimum and scale are rounded once each
 
 
 @over_formats(WITH_HEADER)
@@ -117,7 +117,7 @@ def test_types_of_x_and_y(fmt, dtype):
 @over_formats(WITH_HEADER)
 @pytest.mark.parametrize("m", [1, 16])
 def test_weights_are_what_decoding_gives(fmt, m):
-    """Of formats whose weights are floats bit for bit, for a row of x and for tiles."""
+    """Bit for bit for formats whose weights are floats, with a row of x and with tiles."""
     w = random_tensor(fmt, 50, columns(fmt, 3), np.random.default_rng(8))
     x = np.zeros((m, w.shape[1]), np.float32)
     for k in (0, w.shape[1] // 2, w.shape[1] - 1):
@@ -165,7 +165,7 @@ def test_memory_of_any_alignment(fmt, m):
 
 @over_formats(WITH_HEADER)
 def test_no_rows(fmt):
-    """Of x, of W, of neither."""
+    """x or W without rows gives y without them."""
     w = random_tensor(fmt, 4, columns(fmt, 1), np.random.default_rng(0))
     k = w.shape[1]
     for activation in activations_of(fmt):
@@ -207,11 +207,11 @@ def test_activations_are_numpys(count, monkeypatch):
         x[15:60] = np.arange(-16, 16) + np.float32(0.5)
         x[15:60, 0] = 127 * 2.0 ** np.arange(-22, 23)
         x[60:90] = rng.integers(0, 2**32, (30, 32), np.uint32).view(np.float32)
-    found = qgemm.quantize_activations(x.reshape(1, -1)).blocks if count else qgemm.quantize_activations(x).blocks
+    blocks = qgemm.quantize_activations(x.reshape(1, -1)).blocks if count else qgemm.quantize_activations(x).blocks
     monkeypatch.setenv("QGEMM_CPU", "numpy")
     want = qgemm.quantize_activations(x.reshape(1, -1)).blocks if count else qgemm.quantize_activations(x).blocks
     for name in ("d", "s", "qs"):
-        assert_array_equal(found[name], want[name])
+        assert_array_equal(blocks[name], want[name])
 
 
 @pytest.mark.parametrize("m", [1, 17, 100])
@@ -255,7 +255,7 @@ def test_a_number_of_threads():
 NARROW = {"x86-64-v3": ("-march=x86-64-v3",), "avxvnni": ("-march=x86-64-v3", "-mavxvnni")}
 RUN_HERE = [
     name for name, flag in (("x86-64-v3", "avx2"), ("avxvnni", "avx_vnni")) if flag in compiler.cpu().split()
-]  # of CPUs with fewer instructions than this one
+]  # CPUs with fewer instructions than this one
 
 
 @over_formats(WITH_HEADER)
@@ -266,7 +266,7 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     w, x = random_tensor(fmt, 33, columns(fmt, 13), rng), rng.standard_normal((21, 1), np.float32)
     x = x * rng.standard_normal((1, w.shape[1]), np.float32)
     want = [qgemm.matmul(x, w, activation) for activation in activations_of(fmt)]
-    one = libraries.loaded(fmt)
+    engine = libraries.loaded(fmt)
     monkeypatch.setattr(library, "NATIVE", NARROW[narrow])
     monkeypatch.setattr(library, "cpu", lambda: "")  # compiled for no CPU of its own: as tools/build_wheel.py keeps it
     monkeypatch.setattr(library, "_loaded", Once())
@@ -277,7 +277,7 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
         w = qgemm.Tensor(w.format, w.shape, w.blocks)  # without the plans of products before
         for activation, y in zip(activations_of(fmt), want, strict=True):
             assert_array_equal(qgemm.matmul(x, w, activation), y)
-        assert libraries.loaded(fmt) is not one
+        assert libraries.loaded(fmt) is not engine
     finally:
         for each_cache in cached:
             each_cache.cache_clear()
@@ -298,7 +298,7 @@ def test_weights_of_a_call_share_x(m, activation):
 
 @pytest.mark.parametrize("activation", [None, "a16", "a8"])
 def test_a_plan_serves_what_it_was_made_for(activation, monkeypatch, tmp_path):
-    """Of any rows, in `out` or not: the bits of the way without a plan, which strides, other types and sharing take."""
+    """Any rows, in `out` or not, give the bits of the path without a plan, which strides and other types go."""
     rng = np.random.default_rng(11)
     w = random_tensor(qgemm.FORMATS["q4_0"], 40, 256, rng)
     qgemm.write(tmp_path / "w.gguf", {"w": w})
@@ -318,13 +318,13 @@ def test_a_plan_serves_what_it_was_made_for(activation, monkeypatch, tmp_path):
         part = memory.reshape(-1)[: y.size].reshape(y.shape)
         qgemm.matmul(memory, w, activation, out=part)
         assert_array_equal(part, y)
-    with pytest.raises(qgemm.UnsupportedError, match="rows of 255"):
+    with pytest.raises(qgemm.ShapeError, match="rows of 255"):
         qgemm.matmul(np.zeros((1, 255), np.float32), w, activation)
-    with pytest.raises(qgemm.UnsupportedError, match="out has shape"):
+    with pytest.raises(qgemm.ShapeError, match="out has shape"):
         qgemm.matmul(np.zeros((1, 256), np.float32), w, activation, out=np.zeros((2, 40), np.float32))
     seen = []
     monkeypatch.setenv("QGEMM_CPU", "numpy")
     for name in ("multiply_a8", "multiply_a16"):
-        monkeypatch.setattr(f"qgemm.cpu.kernels.{name}", lambda *arguments: seen.append(arguments))
+        monkeypatch.setattr(f"qgemm.cpu.reference.{name}", lambda *arguments: seen.append(arguments))
     qgemm.matmul(np.zeros((1, 256), np.float32), w, activation)
     assert len(seen) == 1

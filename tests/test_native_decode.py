@@ -25,17 +25,17 @@ def compiled_code(monkeypatch):
     monkeypatch.delenv("QGEMM_CPU")
 
 
-def assert_same_bits(found, want):
+def assert_same_bits(values, want):
     """NaN for NaN, else the same bits: of zeros the same sign."""
-    unsigned = f"u{found.itemsize}"
+    unsigned = f"u{values.itemsize}"
     nan = np.isnan(want.astype(np.float64))
-    assert_array_equal(np.isnan(found.astype(np.float64)), nan)
-    assert_array_equal(found.view(unsigned)[~nan], want.view(unsigned)[~nan])
+    assert_array_equal(np.isnan(values.astype(np.float64)), nan)
+    assert_array_equal(values.view(unsigned)[~nan], want.view(unsigned)[~nan])
 
 
 @over_formats(WITH_HEADER)
 def test_weights_are_numpys(fmt, monkeypatch):
-    """Of any bytes, scales that are zero, infinite, NaN or subnormal among them; rows that end within 256 weights."""
+    """Any bytes, with scales that are zero, infinite, NaN or subnormal; rows that end within 256 weights."""
     rng = np.random.default_rng(1)
     k = 275 if fmt.plain else -(-544 // fmt.weights) * fmt.weights
     blocks = rng.integers(0, 256, (40, fmt.blocks_in(k) * fmt.block_bytes), np.uint8).view(fmt.dtype)
@@ -43,7 +43,7 @@ def test_weights_are_numpys(fmt, monkeypatch):
     set_scales(fmt, blocks[4:8], 0.0)
     w = qgemm.Tensor(fmt, (40, k), blocks)
     index = rng.integers(0, 40, (2, 3))
-    monkeypatch.setattr(decode, "LEAST", 1)
+    monkeypatch.setattr(decode, "MIN_WEIGHTS", 1)
     with np.errstate(invalid="ignore", over="ignore"):
         for name in FLOATS:
             want = fmt.dequantize(blocks, name)
@@ -71,7 +71,7 @@ def test_compiled_code_is_what_answers(monkeypatch):
 
 def test_tensors_of_other_shapes(monkeypatch):
     """Experts, a vector, rows that are not next to each other, a codebook of its own, nothing at all."""
-    monkeypatch.setattr(decode, "LEAST", 1)
+    monkeypatch.setattr(decode, "MIN_WEIGHTS", 1)
     rng = np.random.default_rng(4)
     experts = qgemm.quantize(rng.standard_normal((3, 5, 64), np.float32), "q8_0")
     book = qgemm.quantize(rng.standard_normal((7, 64), np.float32), "kbit3", codebook=np.linspace(-2, 1, 8))
@@ -95,5 +95,5 @@ def test_rows_are_rows(by, monkeypatch):
             w.rows(index)
     with pytest.raises(TypeError, match="of integers, got float64"):
         w.rows([0.5])
-    with pytest.raises(qgemm.UnsupportedError, match="those of a matrix"):
+    with pytest.raises(qgemm.ShapeError, match="those of a matrix"):
         w[0].rows([1])

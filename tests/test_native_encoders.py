@@ -37,7 +37,6 @@ each_compiled = pytest.mark.parametrize(("name", "fmt"), COMPILED.items(), ids=l
 @pytest.fixture(autouse=True)
 def compiled_code(monkeypatch):
     monkeypatch.delenv("QGEMM_CPU")
-    encoders.install()
 
 
 @each_compiled
@@ -52,8 +51,8 @@ def test_bytes_are_those_of_numpy(name, fmt, monkeypatch, data):
     x[rng.random(n) < 0.2] = rng.choice([0.0, -0.0, 0.75, -2.0])
     x[rng.random(n) < 0.2] = rng.choice([0.75, -0.75], fmt.weights)  # magnitudes alike, signs apart
     x = np.where(rng.random(x.shape) < rng.choice([0, 0.1, 0.9]), 0, x).astype(np.float32)
-    of = np.where(rng.random(x.shape) < 0.1, 0, rng.random(x.shape)).astype(np.float32)
-    for importance in (of, None):
+    column_weights = np.where(rng.random(x.shape) < 0.1, 0, rng.random(x.shape)).astype(np.float32)
+    for importance in (column_weights, None):
         if fmt.encoding.needs_importance if importance is None else name not in WEIGHTED:
             continue
 
@@ -61,20 +60,20 @@ def test_bytes_are_those_of_numpy(name, fmt, monkeypatch, data):
             with np.errstate(all="ignore"):
                 return fmt.encoded(x) if importance is None else search.search(fmt, x, importance)
 
-        made = encoded()
+        blocks = encoded()
         monkeypatch.setenv("QGEMM_CPU", "numpy")
         want = encoded()
         monkeypatch.delenv("QGEMM_CPU")
-        wrong = made.view(np.uint8).reshape(n, -1) != want.view(np.uint8).reshape(n, -1)
+        wrong = blocks.view(np.uint8).reshape(n, -1) != want.view(np.uint8).reshape(n, -1)
         assert not wrong.any(), (importance is not None, np.argwhere(wrong))
 
 
 @pytest.mark.parametrize("case", [case for case in GOLDEN if "." in case])
 def test_bytes_of_ggml(case):
-    """Of every type that is fitted, with an importance matrix and without."""
+    """Every type that is fitted, with an importance matrix and without."""
     name, _, way = case.partition(".")
-    made = qgemm.quantize(X, name, imatrix=IMATRIX if way == "imatrix" else None)
-    assert made.blocks.tobytes() == GOLDEN[case].tobytes()
+    tensor = qgemm.quantize(X, name, imatrix=IMATRIX if way == "imatrix" else None)
+    assert tensor.blocks.tobytes() == GOLDEN[case].tobytes()
 
 
 def test_every_type_that_is_fitted_has_a_golden_case():
@@ -86,13 +85,13 @@ def test_every_type_that_is_fitted_has_a_golden_case():
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=seeds(), value=st.sampled_from([np.nan, -np.inf, np.inf, 3e38, 65504.0 * 127, 31.25, 32.0, 1e-41]))
 def test_numpy_refuses_the_same_blocks(name, fmt, monkeypatch, seed, value):
-    """Of values that are not finite, and of scales at the ends of float16 and E4M4; else the bytes are the same."""
+    """Values that are not finite, and scales at the ends of float16 and E4M4, are refused; else the bytes are equal."""
     rng = np.random.default_rng(seed)
     x = (value * rng.random((3, 2 * fmt.weights))).astype(np.float32)
     x[rng.random(x.shape) < 0.9] = 1
     x[rng.integers(3), rng.integers(x.shape[1])] = value
 
-    def made():
+    def encoded():
         try:
             return qgemm.quantize(x, fmt).blocks.tobytes()
         except QuantizeError as error:
@@ -100,9 +99,9 @@ def test_numpy_refuses_the_same_blocks(name, fmt, monkeypatch, seed, value):
 
     if fmt.encoding.needs_importance:
         return
-    by_c = made()
+    by_c = encoded()
     monkeypatch.setenv("QGEMM_CPU", "numpy")
-    assert made() == by_c
+    assert encoded() == by_c
     monkeypatch.delenv("QGEMM_CPU")
     assert isinstance(by_c, str) or np.isfinite(value)
 

@@ -125,8 +125,8 @@ def test_two_processes_fill_the_cache_at_once(tmp_path):
     with ThreadPool(2) as pool:
         for done in pool.starmap(program, [(tmp_path,), (tmp_path,)]):
             assert (done.returncode, done.stderr) == (0, "")
-    kept = sorted(path.suffix for path in (tmp_path / "cache").iterdir())
-    assert kept == [".so"] * 4  # the pool, a format, activations, the encoder
+    suffixes = sorted(path.suffix for path in (tmp_path / "cache").iterdir())
+    assert suffixes == [".so"] * 4  # the pool, a format, activations, the encoder
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):
@@ -136,7 +136,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
 
 
 def test_a_cache_that_can_only_be_read(tmp_path):
-    """What it holds is loaded; what it lacks is compiled by each process, and nothing is said."""
+    """Its entries are loaded; each process compiles the missing ones, without a warning."""
     cache = tmp_path / "cache"
     cache.mkdir(0o700)
     cache.chmod(0o500)
@@ -229,12 +229,12 @@ def test_an_entry_that_others_may_write_is_never_loaded(tmp_path):
 
 def test_whatever_the_compiler_reads_is_in_the_key(tmp_path, monkeypatch):
     """A change of a source, a macro, a flag, the compiler or the CPU asks for another entry."""
-    asked: list[str] = []
+    calls_of_compiler: list[str] = []
     folder = tmp_path / "cpu"
     shutil.copytree(sources.folder(), folder)
     monkeypatch.setattr(sources, "folder", lambda: folder)
     monkeypatch.setattr(library, "_load", lambda code: None)
-    monkeypatch.setattr(library, "load_or_make", lambda name, *how: asked.append(name) or b"")
+    monkeypatch.setattr(library, "kept", lambda name, *how: calls_of_compiler.append(name) or b"")
 
     def ask(name: str = "products", *words: str) -> None:
         sources.digest.cache_clear()
@@ -243,18 +243,18 @@ def test_whatever_the_compiler_reads_is_in_the_key(tmp_path, monkeypatch):
     ask()
     ask("pool")
     ask("products", "-DBLOCK_BYTES=18")
-    for what, value in (
+    for attribute, value in (
         ("FLAGS", ("-O2",)),
         ("NATIVE", ("-march=x86-64-v3",)),
         ("cpu", lambda: "another"),
         ("compiler", lambda: compiler.Compiler(("cc",), ("/bin/cc", 1, 2))),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(library, what, value)
+            patched.setattr(library, attribute, value)
             ask()
     with open(folder / "formats" / "q4_0.h", "a") as file:
         file.write("// more\n")
     ask()
-    assert len(set(asked)) == len(asked) == 8
+    assert len(set(calls_of_compiler)) == len(calls_of_compiler) == 8
     monkeypatch.undo()
     sources.digest.cache_clear()

@@ -1,4 +1,4 @@
-"""What is made at first use: once by however many threads, after errors and forks."""
+"""Values that are made at first use: once, with any number of threads, after errors and forks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qgemm.once import Once
 
 
 def test_a_forked_child_does_not_wait_for_threads_of_its_parent():
-    """It has what was made, and makes what another thread was making when it began."""
+    """A child has the finished values, and makes those that another thread was making at the fork."""
     once, begun, go_on = Once(), threading.Event(), threading.Event()
     once.get("there", lambda: 1)
 

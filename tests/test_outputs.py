@@ -1,4 +1,4 @@
-"""Where y goes, and what it may overlap: each case is refused by a sentence, or right."""
+"""The memory of y, and the arrays that it may overlap: each case is refused by a sentence, or right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-# More rows than are decoded at a time, for few tokens and for many: what is written first must not be read after it.
+# More rows than are decoded at a time, for few tokens and for many: nothing may be read after y is written there.
 TALL = qgemm.quantize(normal(4200, 1024, seed=6), "q4_0")
 
 
@@ -60,7 +60,7 @@ def test_bias_and_residual_under_out(activation, shift):
 
 @each_activation
 def test_many_outs_over_x_and_over_what_others_add(activation):
-    """The first product must not overwrite what the second reads."""
+    """The first product must not overwrite the input of the second."""
     x = normal(3, K)
     wants = [qgemm.matmul(x.copy(), w, activation) for w in (W, V)]
     outs = [x, np.empty((3, N), np.float32)]
@@ -184,7 +184,7 @@ def test_arrays_of_which_it_is_too_hard_to_tell_count_as_overlapping(monkeypatch
 
 @each_activation
 def test_every_token_is_computed_however_x_is_sliced(activation):
-    """M * K beyond what is converted at a time: 4 M activations, and no whole number of slices."""
+    """More than the 4 M activations that are converted at a time, and no whole number of slices."""
     m, k = 2051, 2048 + 256
     w = qgemm.quantize(normal(3, k), "q8_0")
     x, out = normal(m, k, seed=1), np.full((m, 3), np.nan, np.float32)

@@ -1,26 +1,22 @@
-"""Calls on a GPU without one: the long way and the short one, over arrays of tests/cupy_like.py.
+"""Calls on a GPU without one: the slow path and the fast one, over arrays of tests/cupy_like.py.
 
-Launches are computed on the host, of the addresses that they get: what a plan passes on is what is multiplied.
+Launches are computed on the host from the addresses that they get: the arrays that a plan passes on are multiplied.
 """
 
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import cupy_like
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launches_like import Gpus
+from launches_like import installed
 
 import qgemm
-from qgemm import cuda
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import activations, libraries, plan, plan_cache, products
-from qgemm.cuda.driver import workspace as workspaces
-from qgemm.cuda.kernels import panels
+from qgemm.cuda.call import plan, replay
 from qgemm.cuda.problem import Q8_1, Gpu
 from qgemm.gating import gated_by
 
@@ -30,31 +26,7 @@ K = 64
 @pytest.fixture
 def gpus(monkeypatch):
     """CuPy over NumPy, and kernels that compute on the host."""
-    found = Gpus()
-    cupy_like.install(monkeypatch)
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(plan_cache, "LIBRARIES", known)
-    monkeypatch.setattr(plan, "launch", found.launch)
-    monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
-    for module, name, target in (
-        (plan, "quantize_launch", Q8_1),
-        (activations, "quantize_launch", Q8_1),
-        (plan, "round_launch", "rounded"),
-        (plan, "dequantize_launch", "decoded"),
-    ):
-        monkeypatch.setattr(module, name, found.transform(target))
-    monkeypatch.setattr(workspaces, "_made", {})
-    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
-    monkeypatch.setattr(panels, "on_stream", None)
-
-    def counted(*args):
-        found.long_ways += 1
-        return plan_made(*args)
-
-    plan_made = products.launched
-    monkeypatch.setattr(products, "launched", counted)
-    monkeypatch.setattr(cuda, "require", lambda who: None)
-    return found
+    return installed(monkeypatch)
 
 
 def near(got, want, dtype):
@@ -73,7 +45,7 @@ FLOATS = ("float16", "bfloat16", "float32")
 
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_second_calls_take_the_short_way(gpus, data):
+def test_second_calls_take_the_fast_path(gpus, data):
     """Every route, activation and type; with an epilogue or without; into new arrays and given ones."""
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     activation, dtype = data.draw(st.sampled_from(["a16", "a8"])), data.draw(st.sampled_from(FLOATS))
@@ -92,29 +64,29 @@ def test_second_calls_take_the_short_way(gpus, data):
         want = x.get().astype(np.float64) @ w.T
         for added in (bias, residual):
             want = want if added is None else want + added.get().astype(np.float64)
-        given = {"out": cupy_like.ndarray((m, n), float_dtype(kind))} if with_out else {"dtype": kind}
-        before = gpus.long_ways
-        y = qgemm.matmul(x, on_device, activation, bias=bias, residual=residual, **given)
-        assert y is given.get("out", y)
+        target = {"out": cupy_like.ndarray((m, n), float_dtype(kind))} if with_out else {"dtype": kind}
+        before = gpus.slow_paths
+        y = qgemm.matmul(x, on_device, activation, bias=bias, residual=residual, **target)
+        assert y is target.get("out", y)
         assert y.dtype == float_dtype(kind)
         near(y, want, kind)
         expected_long = turn == 0 or (not adds and (bias is not None or residual is not None))
-        assert (gpus.long_ways > before) == expected_long
+        assert (gpus.slow_paths > before) == expected_long
 
 
 def test_y_of_a_type_that_a_kernel_does_not_store_is_converted(gpus, monkeypatch):
-    """prefill_sm80 stores float32 and the type of x; such calls alone have a short way."""
+    """prefill_sm80 stores float32 and the type of x; such calls alone have a fast path."""
     monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 80, 108))
     rng = np.random.default_rng(0)
     w, x = rng.integers(-4, 5, (40, K)), values(rng, (70, K), "float16")
     on_device = gpus.tensor(w)
-    for kind, long_ways in (("float32", 1), ("float16", 1), ("bfloat16", 2)):
-        before = gpus.long_ways
+    for kind, slow_paths in (("float32", 1), ("float16", 1), ("bfloat16", 2)):
+        before = gpus.slow_paths
         for _ in range(2):
             y = qgemm.matmul(x, on_device, dtype=kind)
             assert y.dtype == float_dtype(kind)
             near(y, x.get().astype(np.float64) @ w.T, kind)
-        assert gpus.long_ways - before == long_ways
+        assert gpus.slow_paths - before == slow_paths
     assert set(gpus.launched) == {"prefill_sm80"}
 
 
@@ -145,15 +117,15 @@ def test_no_call_is_taken_for_another(gpus, calls, seed, activation):
             "new": None, "given": cupy_like.ndarray((m, K), np.float16), "x": x, "residual": residual,
             "columns": cupy_like.ndarray((m, 2 * K), np.float16)[:, ::2],
         }[into]  # fmt: skip
-        given = {"out": out} if out is not None else {"dtype": "float16"}
-        near(qgemm.matmul(x, on_device, activation, bias=bias, residual=residual, **given), want, "float16")
+        target = {"out": out} if out is not None else {"dtype": "float16"}
+        near(qgemm.matmul(x, on_device, activation, bias=bias, residual=residual, **target), want, "float16")
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 5, 40])
 def test_views_and_overlaps(gpus, activation, m):
-    """Strides and addresses are not in a plan's key: what no kernel can read is copied, what no kernel may write is
-    computed elsewhere."""
+    """Strides and addresses are not in a key: an array that no kernel can read is copied, an output that no kernel may
+    write is computed elsewhere."""
     rng = np.random.default_rng(m)
     w = rng.integers(-4, 5, (K, K))
     on_device = gpus.tensor(w)
@@ -192,18 +164,18 @@ def test_many_weights_of_two_formats(gpus, activation, m):
         x = values(rng, (m, K), "float16")
         biases = [None, values(rng, 8, "float32"), None, None]
         outs = [cupy_like.ndarray((m, len(w)), np.float32) for w in ws] if turn else None
-        given = qgemm.quantize_activations(x) if activation == "prepared" else x
+        source = qgemm.quantize_activations(x) if activation == "prepared" else x
         kind = None if activation == "prepared" else activation
         gpus.launched.clear()
         for _ in range(2):
-            ys = qgemm.matmul_many(given, weights, kind, biases=biases, outs=outs)
+            ys = qgemm.matmul_many(source, weights, kind, biases=biases, outs=outs)
             for y, w, bias in zip(ys, ws, biases, strict=True):
                 want = x.get().astype(np.float64) @ w.T + (0 if bias is None else bias.get())
                 near(y, want, "float32")
         forms = [name for name in gpus.launched if name in (Q8_1, "rounded", "decoded")]
         assert len(forms) == {"a16": 0, "a8": 2}.get(activation, 2 * (m > 8))
         assert len(gpus.launched) - len(forms) == 2 * (2 if m <= 8 else 4)
-    assert gpus.long_ways == 2  # without outs, with them
+    assert gpus.slow_paths == 2  # without outs, with them
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
@@ -212,29 +184,29 @@ def test_gated_products(gpus, activation, m, formats):
     """By one launch of few rows and one format, else by two and scratch memory; with the gate once, with its biases."""
     rng = np.random.default_rng(5)
     gate, up = (gpus.tensor(rng.standard_normal((48, K)), fmt) for fmt in formats)
-    one = m < 16 and len(set(formats)) == 1
+    fused = m < 16 and len(set(formats)) == 1
     for name, types in (("silu", ("float32", "")), ("gelu_tanh", ("", "float16"))):
         biases = [cupy_like.asarray(rng.standard_normal(48).astype(kind)) if kind else None for kind in types]
         for turn in range(3):
             x = cupy_like.asarray(rng.standard_normal((m, K)).astype(np.float16))
-            made = [
+            parts = [
                 x.get().astype(np.float64) @ gpus.weights[w.pointer].T + (0 if bias is None else bias.get())
                 for w, bias in zip((gate, up), biases, strict=True)
             ]
-            want = gated_by(name, *made).astype(np.float16)
+            want = gated_by(name, *parts).astype(np.float16)
             gpus.launched.clear()
-            gpus.long_ways = 0
+            gpus.slow_paths = 0
             y = qgemm.gated(x, gate, up, name, activation, biases=biases, dtype="float16")
             products = [launched for launched in gpus.launched if launched not in (Q8_1, "rounded")]
-            assert len(products) == (1 if one else 2)
-            assert gpus.long_ways == (turn == 0)
+            assert len(products) == (1 if fused else 2)
+            assert gpus.slow_paths == (turn == 0)
             np.testing.assert_allclose(y.get().astype(np.float64), want.astype(np.float64), rtol=1e-3, atol=1e-4)
             out = cupy_like.zeros((m, 48), np.float16)
             assert qgemm.gated(x, gate, up, name, activation, biases=biases, out=out) is out
             np.testing.assert_array_equal(out.get(), y.get())
 
 
-def test_prepared_activations_take_the_short_way(gpus):
+def test_prepared_activations_take_the_fast_path(gpus):
     rng = np.random.default_rng(0)
     w = rng.integers(-4, 5, (24, K))
     on_device = gpus.tensor(w)
@@ -242,11 +214,11 @@ def test_prepared_activations_take_the_short_way(gpus):
         for _ in range(3):
             x = values(rng, (m, K), "float16")
             near(qgemm.matmul(qgemm.quantize_activations(x), on_device), x.get().astype(np.float64) @ w.T, "float32")
-    assert gpus.long_ways == 2
+    assert gpus.slow_paths == 2
 
 
-def test_what_no_plan_may_serve_goes_the_long_way(gpus):
-    """float64 anywhere, arrays of another device or library, and what is refused; after a call like it was planned."""
+def test_what_no_plan_may_serve_goes_the_slow_path(gpus):
+    """float64 anywhere, arrays of another device or library, and errors; after a call like it was planned."""
     rng = np.random.default_rng(0)
     w = rng.integers(-4, 5, (24, K))
     on_device, x = gpus.tensor(w), values(rng, (3, K), "float16")
@@ -258,10 +230,10 @@ def test_what_no_plan_may_serve_goes_the_long_way(gpus):
         bias = values(rng, 24, "float64")
         near(qgemm.matmul(x, on_device, bias=bias), want + bias.get(), "float32")
         near(qgemm.matmul(x, on_device, out=cupy_like.ndarray((3, 24), np.float64)), want, "float32")
-    assert gpus.long_ways == 9
+    assert gpus.slow_paths == 9
     with pytest.raises(qgemm.UnsupportedError, match="bias is on the host"):
         qgemm.matmul(x, on_device, bias=np.ones(24, np.float32))
-    with pytest.raises(qgemm.UnsupportedError, match="out has shape"):
+    with pytest.raises(qgemm.ShapeError, match="out has shape"):
         qgemm.matmul(x, on_device, out=cupy_like.ndarray((3, 25), np.float32))
     with pytest.raises(qgemm.UnsupportedError, match="give one of them"):
         qgemm.matmul(x, on_device, out=cupy_like.ndarray((3, 24), np.float32), dtype="float16")
@@ -275,7 +247,7 @@ def test_what_no_plan_may_serve_goes_the_long_way(gpus):
     qgemm.matmul_many(x, [on_device, on_device], outs=[y[:3], y[3:]])
     with pytest.raises(qgemm.UnsupportedError, match="share memory"):
         qgemm.matmul_many(x, [on_device, on_device], outs=[y[:3], y[2:5]])
-    with pytest.raises(qgemm.UnsupportedError, match="2 entries for 1 weights"):
+    with pytest.raises(qgemm.ShapeError, match="2 entries for 1 weights"):
         qgemm.matmul_many(x, [on_device], outs=[y[:3], y[3:]])
 
 
@@ -292,7 +264,7 @@ def test_a_bias_that_another_output_overwrites_is_copied(gpus):
 
 
 def test_plans_are_few(gpus, monkeypatch):
-    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
+    monkeypatch.setattr(replay, "MAX_PLANS", 4)
     on_device = gpus.tensor(np.ones((8, K)))
     for m in range(1, 12):
         qgemm.matmul(cupy_like.zeros((m, K), np.float16), on_device)
@@ -315,10 +287,10 @@ def test_threads_that_share_a_stream_do_not_mix_their_activations(gpus):
 
     mixed: list[bool] = []
     gpus.between = between
-    found: dict[int, np.ndarray] = {}
+    results: dict[int, np.ndarray] = {}
 
     def work(index: int) -> None:
-        found[index] = qgemm.matmul(xs[index], on_device, "a8").get()
+        results[index] = qgemm.matmul(xs[index], on_device, "a8").get()
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
     for thread in threads:
@@ -326,12 +298,12 @@ def test_threads_that_share_a_stream_do_not_mix_their_activations(gpus):
     for thread in threads:
         thread.join()
     assert not mixed
-    assert all((found[index] == index + 1).all() for index in range(2))
+    assert all((results[index] == index + 1).all() for index in range(2))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_empty_sums(gpus, dtype):
-    """K = 0: what is added alone; M = 0: nothing."""
+    """K = 0: the epilogue alone; M = 0: nothing."""
     w, x = gpus.tensor(np.ones((8, 0))), cupy_like.zeros((2, 0), dtype)
     bias = cupy_like.asarray(np.arange(8, dtype=np.float32))
     for _ in range(2):

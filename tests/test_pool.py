@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
 ]
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-PATIENCE = 60  # seconds, of what a busy machine may take
+PATIENCE = 60  # seconds that a busy machine may need
 
 
 @pytest.fixture(autouse=True)
@@ -63,18 +63,18 @@ def test_every_row_once(threads, count, chunk, pool):
 def test_a_thread_has_a_contiguous_run(pool):
     """Where all begin at the same time each begins at a run of its own, and goes on there."""
     pool.qgemm_threads(4)
-    begun, taken = threading.Barrier(4, timeout=PATIENCE), {}
+    begun, places = threading.Barrier(4, timeout=PATIENCE), {}
 
     def work(first: int, last: int) -> None:
-        mine = taken.setdefault(threading.get_native_id(), [])
+        mine = places.setdefault(threading.get_native_id(), [])
         mine.append(first)
         if len(mine) == 1:
             begun.wait()
 
     run(pool, 400, 10, work)
-    assert sorted(mine[0] for mine in taken.values()) == [0, 100, 200, 300]
-    assert taken[threading.get_native_id()][0] == 0
-    for mine in taken.values():
+    assert sorted(mine[0] for mine in places.values()) == [0, 100, 200, 300]
+    assert places[threading.get_native_id()][0] == 0
+    for mine in places.values():
         own = [first for first in mine if first // 100 == mine[0] // 100]
         assert mine[: len(own)] == own == sorted(own)  # others' rows come after its own
 
@@ -95,7 +95,7 @@ def test_what_a_slow_thread_does_not_get_to_is_done_by_others(pool):
 
 
 def test_a_job_within_a_job(pool):
-    """Of the thread that asks, alone."""
+    """The thread that runs the outer job runs the inner one alone."""
     pool.qgemm_threads(3)
     seen, others = np.zeros((8, 100), int), []
 
@@ -117,14 +117,14 @@ def test_products_of_the_threads_of_a_job_of_slices():
     """Products of several threads at once, as a converter asks for them."""
     rng = np.random.default_rng(0)
     w, x = random_tensor(qgemm.FORMATS["q4_0"], 300, 256, rng), rng.standard_normal((64, 256), np.float32)
-    want, found = [qgemm.matmul(row[None], w) for row in x], np.empty((64, 300), np.float32)
+    want, ys = [qgemm.matmul(row[None], w) for row in x], np.empty((64, 300), np.float32)
 
     def work(part: slice) -> None:
         for i in range(part.start, part.stop):
-            found[i] = qgemm.matmul(x[i : i + 1], w)
+            ys[i] = qgemm.matmul(x[i : i + 1], w)
 
     parallel.for_slices(64, 2, work)
-    assert_array_equal(found, np.concatenate(want))
+    assert_array_equal(ys, np.concatenate(want))
 
 
 def test_the_number_changes_while_others_multiply(monkeypatch):
@@ -161,7 +161,7 @@ def nanoseconds(task: str) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").is_file(), reason="the system does not say when threads run")
 def test_idle_threads_do_not_run(pool):
-    """After the millisecond in which they wait for more, not at all: their time on a CPU stands still."""
+    """Threads wait for a millisecond, then sleep: their time on a CPU stands still."""
     pool.qgemm_threads(1)
     before = tasks()
     pool.qgemm_threads(4)

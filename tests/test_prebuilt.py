@@ -1,4 +1,4 @@
-"""A wheel with compiled libraries: what it is called, what is chosen of it, and what of it is never loaded."""
+"""A wheel with compiled libraries: its name, the libraries that are chosen, and those that are never loaded."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_the_oldest_glibc():
 
 
 def test_every_target_has_every_library(folder):
-    wanted = inventory.sources(FORMATS)
-    assert len(wanted) == 3 + len(encoders.SOURCES) + len(FORMATS)
+    expected = inventory.sources(FORMATS)
+    assert len(expected) == 3 + len(encoders.SOURCES) + len(FORMATS)
     for target in TARGETS:
         names = {path.name for path in of_target(folder, target).iterdir()}
-        assert names == {prebuilt.entry(target, source) for source in wanted}
+        assert names == {prebuilt.entry(target, source) for source in expected}
 
 
 def test_it_multiplies_without_a_compiler(folder, monkeypatch):
@@ -107,8 +107,8 @@ def test_it_multiplies_without_a_compiler(folder, monkeypatch):
     for target in RUN_HERE:
         done = program(folder)
         assert (done.returncode, done.stderr) == (0, "")
-        *found, detail = done.stdout.splitlines()
-        assert found == want
+        *names, detail = done.stdout.splitlines()
+        assert names == want
         assert detail.endswith(f"compiled code built for {target.name}")
         shutil.rmtree(of_target(folder, target))
     assert not (folder / "cache").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from types import SimpleNamespace
 
@@ -14,7 +15,9 @@ from helpers import extreme, normal
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import GROUPS, INTEGER
-from qgemm.cuda import plan
+from qgemm.cuda.call import plan
+from qgemm.cuda.call.arrays import Call, Pointer
+from qgemm.cuda.driver.workspace import Workspace
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
 from qgemm.cuda.layout import group_activations
@@ -71,11 +74,13 @@ def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypa
 
     monkeypatch.setattr(plan, "launch", launch)
     monkeypatch.setattr(plan, "quantize_groups_launch", quantize)
-    library = SimpleNamespace(scratch=lambda nbytes, device: lambda: 4096, pointer=lambda room: room)
+    monkeypatch.setattr(plan, "workspace", lambda *_: Workspace(4096, threading.Lock(), None))
+    library = SimpleNamespace(scratch=lambda nbytes, device: lambda: 4096, pointer=lambda memory: memory)
     asked = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
     source = plan.Source(256, 4096, "float16", kind if prepared else "")
-    made = plan.plan_of([asked] * products, [Output(4096)] * products, source, library)
-    made.enter(7, 160, *range(plan.ARRAYS * products))
+    call = Call(None, library, 0, 7, [0, 160], [0, 0], [1, 16], True)
+    pointers = [Pointer(0, number) for number in range(plan.POINTERS * products)]
+    plan.launch_products(call, [asked] * products, [Output(4096)] * products, source, Pointer(1), pointers)
     if products == 1:
         assert entered == [(prefill.NAME, EIGHT_BITS if prepared else "half", 160)]
     else:

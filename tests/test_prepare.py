@@ -37,7 +37,7 @@ def zeros(name, *shape):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """An H200 without one: what is loaded, in order, by `load`."""
+    """An H200 that is not there: the kernels that `load` loads, in order."""
     loaded = []
     cupy_like.install(monkeypatch)
     monkeypatch.setattr(cuda, "require", lambda who: None)
@@ -89,12 +89,12 @@ def test_what_is_prepared_is_what_products_ask_for(name, n, k, rows, activation,
     fmt = qgemm.FORMATS[name]
     if activation == "a8" and not fmt.integer:
         return
-    found = needed([shaped(name, n, k)], sm, sms, rows, [activation], [x])
-    asked = {key for m in rows for key in templates(Problem(fmt, activation, m, n, k, sm, x, sms=sms))}
-    if asked:
-        assert {key for key in found if key[1] is fmt and key[0] not in ("pack", "dequantize")} == asked
+    kernels = needed([shaped(name, n, k)], sm, sms, rows, [activation], [x])
+    expected = {key for m in rows for key in templates(Problem(fmt, activation, m, n, k, sm, x, sms=sms))}
+    if expected:
+        assert {key for key in kernels if key[1] is fmt and key[0] not in ("pack", "dequantize")} == expected
     else:
-        assert "dequantize" in {kernel for kernel, *_ in found}
+        assert "dequantize" in {kernel for kernel, *_ in kernels}
 
 
 @pytest.mark.slow
@@ -102,10 +102,10 @@ def test_what_is_prepared_is_what_products_ask_for(name, n, k, rows, activation,
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (13376, 4608), (1, 256), (128256, 4096)])
 def test_any_number_of_rows_is_prepared(name, n, k):
     """Without a choice of m: 1 to 4096, each of them."""
-    fmt, found = qgemm.FORMATS[name], needed([shaped(name, n, k)], 90)
+    fmt, kernels = qgemm.FORMATS[name], needed([shaped(name, n, k)], 90)
     for m in range(17, 4097):
         p = Problem(fmt, "a16", m, n, k, 90)
-        assert ("prefill_sm90", fmt, tuple(PREFILL_SM90.template(p, PREFILL_SM90.choose(p)).items())) in found
+        assert ("prefill_sm90", fmt, tuple(PREFILL_SM90.template(p, PREFILL_SM90.choose(p)).items())) in kernels
 
 
 def shaped(name, n, k):
@@ -120,14 +120,14 @@ def templates(p):
     pairs = ((source, out) for source in kernel.reads(p) for out in kernel.outs(source) or ("float32",))
     for source, out in pairs:
         for others in [(), *((Output(64 * blocks),) for blocks in more)]:
-            asked = p._replace(x=source, outputs=(Output(p.n, out), *others))
-            config = kernel.choose(asked)
+            problem = p._replace(x=source, outputs=(Output(p.n, out), *others))
+            config = kernel.choose(problem)
             if config is not None:
-                yield kernel.name, p.format, tuple(kernel.template(asked, config).items())
+                yield kernel.name, p.format, tuple(kernel.template(problem, config).items())
 
 
 class Machine:
-    """A GPU without one, over the real cache and the real `load`: what was compiled, by whom, what was loaded where.
+    """A GPU that is not there, over the real cache and `load`: the kernels compiled, by thread, and loaded, by device.
 
     together: of which each compilation of the first two waits for the other.
     """
@@ -152,13 +152,13 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    made = Machine()
+    state = Machine()
     cupy_like.install(monkeypatch)
     import cupy
 
     class Module:
         def load(self, cubin):
-            made.loaded.append((cupy.cuda.runtime.getDevice(), cubin))
+            state.loaded.append((cupy.cuda.runtime.getDevice(), cubin))
 
         def get_function(self, name):
             return name
@@ -166,14 +166,14 @@ def machine(monkeypatch, tmp_path):
     cupy.cuda.runtime.getDeviceProperties = lambda device: {"major": 9, "minor": 0}
     cupy.cuda.function = SimpleNamespace(Module=Module)
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "compile_cubin", made.compile)
+    monkeypatch.setattr(cache, "compile_cubin", state.compile)
     monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 0))
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
     monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
     monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    made.forget(monkeypatch)
-    return made
+    state.forget(monkeypatch)
+    return state
 
 
 FEW = {"m": (1, 9), "activation": "a16", "dtype": "float16", "progress": False}  # rows and types of a small model
@@ -199,13 +199,13 @@ def test_two_calls_and_a_product_at_once_compile_each_kernel_once(machine):
     ((kernel, fmt, template), *_) = needed([w], 90, 132, [1], ["a16"], ["half"])
     machine.during = lambda source: time.sleep(0.01)
     work = [lambda: done.append(qgemm.prepare(w, **FEW)), lambda: loading.load(kernel, fmt, **dict(template))]
-    threads = [threading.Thread(target=each) for each in (*work, *work)]
+    threads = [threading.Thread(target=call) for call in (*work, *work)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(machine.compiled) == len(set(machine.compiled)) == done[0].kernels == done[1].kernels
-    assert sum(each.compiled for each in done) in (len(machine.compiled), len(machine.compiled) - 1)
+    assert sum(call.compiled for call in done) in (len(machine.compiled), len(machine.compiled) - 1)
 
 
 def test_gpus_of_one_kind_share_what_is_compiled(machine, monkeypatch, tmp_path):
@@ -218,7 +218,7 @@ def test_gpus_of_one_kind_share_what_is_compiled(machine, monkeypatch, tmp_path)
     weights = []
     for device in (0, 1):
         data = cupy.empty((4, 8, 16), np.uint8)
-        data.at = device
+        data.number = device
         weights.append(cuda.DeviceTensor(qgemm.FORMATS["q4_0"], (256, 512), data))
     done = qgemm.prepare(weights, **FEW)
     assert done.kernels == 2 * done.compiled == len(machine.loaded) == 2 * len(machine.compiled)
@@ -261,7 +261,7 @@ def test_an_error_of_the_compiler_is_raised_with_its_log(machine):
 
 
 def test_ctrl_c_leaves_what_was_not_begun(monkeypatch):
-    """And waits for what was: no thread is left over."""
+    """It waits for tasks that have begun: no thread is left over."""
     monkeypatch.setattr(preparation.tqdm, "monitor_interval", 0)  # the first bar starts a thread for all later ones
     begun, before = [], threading.active_count()
 
@@ -300,7 +300,7 @@ def test_libraries_of_the_cpu_are_compiled_at_the_same_time(monkeypatch, tmp_pat
     monkeypatch.setattr(library, "reason", lambda: "")
     source = library.Source("products")
     loads = [lambda i=i: library.library(source._replace(words=(f"-DBLOCK_BYTES={i % 3}",))) for i in range(6)]
-    tasks = [partial(library.compiles, each) for each in loads]
+    tasks = [partial(library.compiles, load) for load in loads]
     monkeypatch.setattr(cpu.CpuBackend, "preparation", lambda *_: tasks)
     monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
     monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
@@ -316,7 +316,7 @@ def test_the_first_error_is_raised_and_nothing_more_is_begun(gpu, monkeypatch):
     def fails(index):
         begun.append(index)
         if index:
-            time.sleep(0.02)  # the others take 20 s, in which the error is seen
+            time.sleep(0.02)  # the others need 20 s, in which the error is seen
         else:
             raise RuntimeError("no such instruction")
 
@@ -329,15 +329,15 @@ def test_the_first_error_is_raised_and_nothing_more_is_begun(gpu, monkeypatch):
 
 def test_without_a_gpu_libraries_of_the_cpu_are_made(monkeypatch):
     """One for each format that has one, that of threads, and the quantizer for a8; none where NumPy multiplies."""
-    made = []
-    monkeypatch.setattr(native.products, "loaded", lambda fmt: made.append(fmt.name))
-    monkeypatch.setattr(native.products, "_quantizer", lambda: made.append("quantizer"))
-    monkeypatch.setattr(native.products, "pool", lambda: made.append("pool"))
+    loads = []
+    monkeypatch.setattr(native.products, "loaded", lambda fmt: loads.append(fmt.name))
+    monkeypatch.setattr(native.products, "_quantizer", lambda: loads.append("quantizer"))
+    monkeypatch.setattr(native.products, "pool", lambda: loads.append("pool"))
     monkeypatch.setattr(native.products, "serves", lambda fmt: fmt.name.startswith("q"))
     monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
     tensors = [zeros("q4_0", 64, 64), zeros("q4_0", 32, 64), zeros("f32", 8, 8), zeros("q8_0", 64)]
     assert qgemm.prepare(tensors, activation="a8", progress=False).kernels == 3
-    assert sorted(made) == ["pool", "q4_0", "quantizer"]
+    assert sorted(loads) == ["pool", "q4_0", "quantizer"]
     assert qgemm.prepare(tensors, progress=False).kernels == 2
     monkeypatch.setattr(native.products, "serves", lambda fmt: False)
     assert cpu.BACKEND.preparation(tensors, None, ("a16",), ("float32",)) == []

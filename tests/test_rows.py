@@ -73,7 +73,7 @@ def test_what_is_no_index_of_rows(host):
     w = on_device(helpers.random_tensor(qgemm.FORMATS["q4_0"], 64, 64, np.random.default_rng(0)))
     index = cupy_like.asarray(np.arange(8))
     elsewhere = cupy_like.asarray(np.arange(8))
-    elsewhere.at = 1
+    elsewhere.number = 1
     for wrong in (np.arange(8), elsewhere, [0]):
         with pytest.raises(qgemm.UnsupportedError, match=r"a CuPy array or torch tensor on cuda:0"):
             w.rows(wrong)

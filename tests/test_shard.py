@@ -23,7 +23,7 @@ def shards(w, world, axis, **options):
 
 @given(st.integers(1, 1000), st.integers(1, 300), st.integers(1, 12))
 def test_shares_of_an_axis_are_whole_steps_and_even(size, step, world):
-    """They are adjacent from 0 to the end, and differ by at most one step, except for the last."""
+    """They follow one another from 0 to the end, and differ by one step at most, apart from the cut at the end."""
     steps = -(-size // step)
     if steps < world:
         with pytest.raises(qgemm.UnsupportedError, match=f"{size} cut in multiples of {step} gives"):
@@ -42,7 +42,7 @@ def test_shares_of_an_axis_are_whole_steps_and_even(size, step, world):
 @over_formats(EVERY)
 @given(data=st.data())
 def test_shards_put_together_are_the_tensor(fmt, data):
-    """Random bytes, cut along every axis of a matrix and of experts; as bytes for a GPU too."""
+    """Random bytes, along each axis of a matrix and of experts; as bytes for a GPU too."""
     shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 200), st.integers(1, 6)))
     blocks = raw_blocks(data.draw, fmt, shape)
     w = qgemm.Tensor(fmt, (*shape[:2], shape[2] * fmt.weights), blocks, "w")
@@ -69,7 +69,7 @@ def test_bytes_of_rows_are_copied_only_where_they_lie_apart(fmt):
 @over_formats([fmt for fmt in EVERY if fmt.levels is not None])
 @given(rng=seeds(), world=st.integers(1, 3), m=st.integers(1, 5))
 def test_products_of_shards_are_the_product(fmt, rng, world, m):
-    """Columns of y bit for bit; sums over shares of K within the bound of a float32 sum of more terms."""
+    """Columns of y bit for bit; sums over shares of K within the bound of a sum in float32 with more terms."""
     w = random_tensor(fmt, 64 * world - 5, max(64, 2 * fmt.weights) * world, rng)
     x = rng.standard_normal((m, w.shape[1]), np.float32)
     rows = np.concatenate([qgemm.matmul(x, shard) for shard in shards(w, world, 0)], 1)

@@ -103,6 +103,18 @@ assert open is qgemm.open and matmul is qgemm.api.matmul
 assert qgemm.tensor.Tensor is Tensor
 """
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
-    assert qgemm.__all__ == api.__all__
+    assert set(qgemm.__all__) == {*api.__all__, "DeviceExperts", "DeviceTensor", "Planes"}
+
+
+def test_classes_of_a_device_come_when_they_are_used():
+    """Without CuPy, and without the CUDA backend before."""
+    code = """
+import sys, qgemm
+qgemm.matmul
+assert "qgemm.cuda" not in sys.modules
+assert qgemm.DeviceTensor.__name__ == "DeviceTensor" and qgemm.Planes and qgemm.DeviceExperts
+assert "qgemm.cuda" in sys.modules and "cupy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
     with pytest.raises(AttributeError, match="module 'qgemm' has no attribute 'matmull'"):
         _ = qgemm.matmull

@@ -1,4 +1,4 @@
-"""What a type checker finds in calls of the library: overloads by x, `out` and `dtype`, and names as Literals."""
+"""The library as a type checker sees it: overloads by x, `out` and `dtype`, and names as Literals."""
 
 from __future__ import annotations
 

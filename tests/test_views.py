@@ -61,7 +61,7 @@ def test_what_a_product_takes(make):
     out = np.full((2, 3, N), np.nan, np.float16)
     assert qgemm.matmul(x, w, bias=bias, out=out) is out
     close(out, x, dense, bias, 2**-10)
-    doubles = qgemm.matmul(x[0], w, residual=residual[0], out=residual[0])  # what is added may be written over
+    doubles = qgemm.matmul(x[0], w, residual=residual[0], out=residual[0])  # the residual may be y
     assert np.shares_memory(doubles, residual)
 
 
@@ -71,8 +71,8 @@ def test_several_products(make):
     x, outs = normal(3, K), [np.empty((3, N), np.float32) for _ in range(3)]
     ys = qgemm.matmul_many(x, [other, w, w], biases=[None, np.ones(N, np.float32), None], outs=outs)
     assert all(y is out for y, out in zip(ys, outs, strict=True))
-    for y, each, added in zip(ys, (other, w, w), (0, 1, 0), strict=True):
-        close(y, x, each.dequantize(), np.float64(added))
+    for y, weights, added in zip(ys, (other, w, w), (0, 1, 0), strict=True):
+        close(y, x, weights.dequantize(), np.float64(added))
 
 
 @views
@@ -81,7 +81,7 @@ def test_gated_products(make):
     w, other = make(), stored(seed=8)
     x, bias = normal(3, K), normal(N, seed=4)
     for gate, up in ((w, other), (other, w), (w, make()), (w, reordered(2, np.roll(COLUMNS, 1)))):
-        g, u = (x @ each.dequantize().T for each in (gate, up))
+        g, u = (x @ weights.dequantize().T for weights in (gate, up))
         out = np.empty((3, N), np.float32)
         assert qgemm.gated(x, gate, up, biases=[bias, None], out=out) is out
         assert_allclose(out, (g + bias) / (1 + np.exp(-(g + bias))) * u, rtol=1e-4, atol=1e-3)
@@ -127,6 +127,6 @@ def test_scales_of_a_view_are_rounded_before_they_multiply():
 
 
 def test_views_are_prepared_as_what_they_multiply_by():
-    made = [reordered(), scaled()]
-    of_stored = qgemm.prepare([w.tensor for w in made], m=1, progress=False)
-    assert qgemm.prepare(made, m=1, progress=False).kernels == of_stored.kernels
+    views = [reordered(), scaled()]
+    of_stored = qgemm.prepare([w.tensor for w in views], m=1, progress=False)
+    assert qgemm.prepare(views, m=1, progress=False).kernels == of_stored.kernels

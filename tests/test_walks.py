@@ -1,6 +1,8 @@
-"""The walks of docs/architecture.md: at most eight files from matmul to the launch, and from a file to tiles.
+"""The walks of docs/architecture.md: at most eight files from matmul to the launch, and from a file to tiles; at most
+six from matmul to the code that multiplies on a CPU.
 
-They are traced in first calls over the stand-in of tests/cupy_like.py: all but NVRTC and the driver runs.
+They are traced in first calls, those on a GPU over the stand-in of tests/cupy_like.py: all but NVRTC and the driver
+runs.
 """
 
 from __future__ import annotations
@@ -15,25 +17,30 @@ from typing import Any
 import cupy_like
 import numpy as np
 import pytest
-from walks import ABOUT, ITSELF, MOST, Hand, climbs, files, traced
+from walks import ABOUT, ITSELF, MOST, MOST_ON_THE_CPU, Hand, climbs, files, traced
 
 import qgemm
 from qgemm import cuda
-from qgemm.cuda import libraries, plan, plan_cache, products
+from qgemm.arrays import on_cuda
+from qgemm.cpu.native import library
+from qgemm.cuda import libraries
+from qgemm.cuda.call import plan, products, replay
+from qgemm.cuda.call.arrays import Call
+from qgemm.cuda.call.plan import Source
 from qgemm.cuda.driver import launch, workspace
 from qgemm.cuda.jit import load
 from qgemm.cuda.kernels import activations, routes
-from qgemm.cuda.plan import Plan, Source
 from qgemm.cuda.problem import Gpu, Problem
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.files.gguf.header import Entry
 from qgemm.files.gguf.shard import Shard, StoredBlocks
 
+needs_compiled_code = [pytest.mark.compiles, pytest.mark.skipif(bool(library.reason()), reason=library.reason())]
 N, K = 4160, 512
-KEPT = (  # launches, which would be those of the stand-in
+PREPARING = (  # caches of launches, which would be those of the stand-in
     routes.launch, activations.quantize_launch, activations.round_launch, activations.quantize_groups_launch,
 )  # fmt: skip
-OF_X = Source, Problem, Plan, launch.Launch, launch.TensorMap
+OF_X = Source, Problem, launch.Launch, launch.TensorMap
 OF_W = qgemm.GGUFFile, Shard, mmap, Entry, StoredBlocks
 READING_ORDER = (Path(__file__).parents[1] / "docs" / "reading-order.md").read_text()
 
@@ -48,22 +55,22 @@ def device(monkeypatch):
     for module in (launch, workspace):
         monkeypatch.setattr(module, "driver", lambda: driver)
     monkeypatch.setattr(launch, "_make_context_current", lambda: None)
-    monkeypatch.setattr(workspace, "_made", {})
+    monkeypatch.setattr(workspace, "_workspaces", {})
     monkeypatch.setattr(load, "_function", lambda *_: (Function(called), False))
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(plan, "gpu", lambda number: Gpu(number, 90, 132))
-    monkeypatch.setattr(libraries, "LIBRARIES", known := {})
-    monkeypatch.setattr(plan_cache, "LIBRARIES", known)
-    for kept in KEPT:
-        kept.cache_clear()
+    monkeypatch.setattr(libraries, "LIBRARIES", libraries_seen := {})
+    monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
+    for prepare in PREPARING:
+        prepare.cache_clear()
     cupy.cuda.Event = lambda **_: SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
     cupy.cuda.alloc_pinned_memory = bytearray
     cupy.cuda.get_current_stream().synchronize = lambda: None
     copy = lambda memory, host, size, stream: ctypes.memmove(memory.ptr, host, size)  # noqa: E731
     monkeypatch.setattr(cupy_like.Memory, "copy_from_host_async", copy, raising=False)
     yield called
-    for kept in KEPT:
-        kept.cache_clear()
+    for prepare in PREPARING:
+        prepare.cache_clear()
 
 
 class Function:
@@ -93,13 +100,15 @@ PRODUCTS = {
 
 
 def walk_of_x(m: int, activation: str, fmt: str, product: str = "matmul") -> list[Hand]:
-    """What the first product of x [m, K], float16, hands from file to file."""
+    """The walk of x [m, K], float16, in its first product."""
     x, w = cupy_like.zeros((m, K), np.float16), DeviceTensor(qgemm.FORMATS[fmt], (N, K), cupy_like.zeros(16, np.uint8))
     address = x.data.ptr
 
     def kind(value):
         if isinstance(value, np.ndarray):
             return ITSELF if np.may_share_memory(value, x) else None
+        if isinstance(value, Call):
+            return ITSELF if address in value.addresses else None
         return ITSELF if type(value) is int and value == address else ABOUT if isinstance(value, OF_X) else None
 
     return traced(lambda: PRODUCTS[product](x, w, activation), kind)
@@ -129,7 +138,7 @@ def test_x_from_matmul_to_the_launch(device, call, product):
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_a_problem_is_built_once(device, product, monkeypatch):
-    """Of each product of a first call: the route and the launch get the same one, with what is known by then."""
+    """One for each product of a first call: the route and the launch get the same object, complete."""
     built = []
     monkeypatch.setattr(plan, "Problem", lambda *fields: built.append(fields) or Problem(*fields))
     walk_of_x(1, "a16", "q4_0", product)
@@ -147,11 +156,11 @@ def test_w_from_the_file_to_tiles(device, tmp_path):
             return ITSELF
         return ABOUT if isinstance(value, OF_W) or (isinstance(value, str) and value == path) else None
 
-    opened, made = [], []
+    opened, packed = [], []
     opening = traced(lambda: opened.append(qgemm.open(path)["w"]), kind)
-    packing = traced(lambda: made.append(opened[0].to_device()), kind)
+    packing = traced(lambda: packed.append(opened[0].to_device()), kind)
     assert device == ["a kernel by CuPy"]
-    assert made[0].shape == (256, K)
+    assert packed[0].shape == (256, K)
     assert climbs(opening) == climbs(packing) == []
     assert (files(opening)[0], files(packing)[0], files(packing)[-1]) == (
         "files/gguf/reader.py", "tensor.py", "cuda/upload.py",
@@ -163,6 +172,55 @@ def test_w_from_the_file_to_tiles(device, tmp_path):
 def test_reading_order_is_that_of_the_walks(device):
     """docs/reading-order.md names the files of a first product at M = 1 as they are opened, and no others."""
     assert named("A product on a GPU") == files(walk_of_x(1, "a16", "q4_0"))
+
+
+CPU_PRODUCTS = {
+    "matmul": lambda x, w, activation: qgemm.matmul(x, w, activation),
+    "bias, residual, out": lambda x, w, activation: qgemm.matmul(
+        x, w, activation, bias=np.zeros(40), residual=np.zeros((len(x), 40)), out=np.zeros((len(x), 40), np.float16)
+    ),
+    "matmul_many": lambda x, w, activation: qgemm.matmul_many(x, [w, w], activation),
+    "gated": lambda x, w, activation: qgemm.gated(x, w, w, activation=activation),
+    "x @ w.T": lambda x, w, activation: x @ w.T,
+}
+
+
+def walk_on_the_cpu(product: str, activation: str, m: int = 3, dtype: Any = np.float32) -> list[Hand]:
+    """The files through which the first product of x [m, 64] by a q4_0 tensor hands it."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((m, 64)).astype(dtype)
+    w = qgemm.quantize(rng.standard_normal((40, 64)), "q4_0")
+    address = x.ctypes.data
+
+    def kind(value):
+        if isinstance(value, np.ndarray):
+            return ITSELF if np.may_share_memory(value, x) else None
+        return ITSELF if type(value) is int and value == address else None
+
+    return traced(lambda: CPU_PRODUCTS[product](x, w, activation), kind)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiled_code)], ids=["NumPy", "compiled"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("m", [3, 80])
+@pytest.mark.parametrize("activation", ["a16", "a8", "a8_g256"])
+@pytest.mark.parametrize("product", CPU_PRODUCTS)
+def test_x_from_matmul_to_the_code_that_multiplies(product, activation, m, dtype, compiled, monkeypatch):
+    """In at most six files, from each to the next alone."""
+    if compiled:
+        monkeypatch.delenv("QGEMM_CPU")
+    else:
+        monkeypatch.setenv("QGEMM_CPU", "numpy")
+    hands = walk_on_the_cpu(product, activation, m, dtype)
+    assert files(hands)[0] == ("packed.py" if product == "x @ w.T" else "ops.py")
+    assert climbs(hands) == []
+    assert len(files(hands)) <= MOST_ON_THE_CPU, files(hands)
+
+
+def test_reading_order_is_that_of_the_walk_on_the_cpu(monkeypatch):
+    """docs/reading-order.md names the files of a first product by NumPy as they are opened, and no others."""
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
+    assert named("A product on a CPU") == files(walk_on_the_cpu("matmul", "a16"))
 
 
 def named(title: str) -> list[str]:
@@ -182,9 +240,14 @@ def test_climbs_are_seen():
 
 
 def test_a_detour_is_seen(device, monkeypatch):
-    """Of the code itself: a function of another file that products.py would ask about x."""
-    plain = products._rows
-    monkeypatch.setattr(products, "_rows", lambda x, k: qgemm.arrays.on_cuda(x) and plain(x, k))
+    """Planted into the code itself: products.py asks a function of another file about x."""
+    plain = products.read
+
+    def read(call, array, who, **more):
+        assert who != "x" or on_cuda(array)
+        return plain(call, array, who, **more)
+
+    monkeypatch.setattr(products, "read", read)
     hands = walk_of_x(1, "a16", "q4_0")
     assert climbs(hands)
     assert "arrays.py" in files(hands)

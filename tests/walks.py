@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import qgemm
 
 ROOT = Path(qgemm.__file__).parent
-MOST = 8  # files of a walk
+MOST, MOST_ON_THE_CPU = 8, 6  # files of a walk
 ITSELF, ABOUT = "itself", "about"
 DEPTH = 2  # tuples in tuples that are looked into
 VARIABLE = 0x04, 0x08  # CO_VARARGS, CO_VARKEYWORDS
 
 
 class Hand(NamedTuple):
-    """One call from a file into another, with what is followed ITSELF or ABOUT it among its arguments."""
+    """One call from a file into another; an argument is the value that is followed ITSELF, or a record ABOUT it."""
 
     caller: str
     file: str
@@ -31,13 +31,13 @@ class Hand(NamedTuple):
 
 
 def traced(call: Callable[[], Any], kind: Callable[[Any], str | None]) -> list[Hand]:
-    """What a call hands from file to file. kind: a value -> ITSELF or ABOUT, None for what it does not follow."""
-    found: list[Hand] = []
+    """The hands of a call, in order. kind: a value -> ITSELF or ABOUT, None for one that is not followed."""
+    hands: list[Hand] = []
 
     def among(value: Any, depth: int = DEPTH) -> set[str]:
         own = kind(value)
         if own is None and depth and isinstance(value, (tuple, list)):
-            return {each for item in value for each in among(item, depth - 1)}
+            return {item_kind for item in value for item_kind in among(item, depth - 1)}
         return set() if own is None else {own}
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -46,17 +46,17 @@ def traced(call: Callable[[], Any], kind: Callable[[Any], str | None]) -> list[H
             return
         code = frame.f_code
         count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in VARIABLE)
-        kinds = {each for name in code.co_varnames[:count] for each in among(frame.f_locals.get(name))}
+        kinds = {item_kind for name in code.co_varnames[:count] for item_kind in among(frame.f_locals.get(name))}
         caller = caller_of(frame)
         if kinds and file != caller:
-            found.append(Hand(caller, file, ITSELF if ITSELF in kinds else ABOUT))
+            hands.append(Hand(caller, file, ITSELF if ITSELF in kinds else ABOUT))
 
     sys.setprofile(profile)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return found
+    return hands
 
 
 def file_of(frame: FrameType) -> str | None:
@@ -77,13 +77,13 @@ def caller_of(frame: FrameType) -> str:
 
 
 def files(hands: Sequence[Hand]) -> list[str]:
-    """The files of a walk, in the order in which they are opened."""
+    """The files of a walk in the order of their first call."""
     return list(dict.fromkeys(hand.file for hand in hands))
 
 
 def climbs(hands: Sequence[Hand]) -> list[str]:
     """Where a walk climbs back: a call into a file that was opened before its caller, a second way of x itself."""
     order = {file: number for number, file in enumerate(files(hands))}
-    found = [f"{a} -> {b} goes up" for a, b, _ in hands if a in order and order[b] < order[a]]
+    up = [f"{a} -> {b} goes up" for a, b, _ in hands if a in order and order[b] < order[a]]
     own = list(dict.fromkeys(hand[:2] for hand in hands if hand.kind == ITSELF and hand.caller))
-    return found + [f"{a} -> {b} does not follow on {before}" for (_, before), (a, b) in pairwise(own) if a != before]
+    return up + [f"{a} -> {b} does not follow on {before}" for (_, before), (a, b) in pairwise(own) if a != before]

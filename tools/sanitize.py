@@ -124,8 +124,8 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda import experts as of_experts
-    from qgemm.cuda import grouped
+    from qgemm.cuda.call import experts as of_experts
+    from qgemm.cuda.call import grouped
     from qgemm.cuda.kernels import moe_prefill_sm80
     from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
     from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
@@ -256,19 +256,16 @@ def by_config(kernel: Any, w: Any, x: Any, source: str, m: int, config: Any) -> 
     """A product of M rows of x by a kernel with a config."""
     import cupy
 
-    from qgemm.arguments import NO_EPILOGUE
-    from qgemm.cuda.plan import Source, problem, problem_of_launch
-    from qgemm.cuda.problem import Q8_1
-    from qgemm.cuda.products import Product, outputs_of, pointers_of
+    from qgemm.cuda.call.plan import Source, problem, problem_of_launch
+    from qgemm.cuda.problem import Q8_1, Output
 
     k, y = w.shape[1], cupy.zeros((m, w.shape[0]), "float32")
-    products = [Product(w, y, NO_EPILOGUE)]
     prepared = source == Q8_1
     x_source = Source(m, k, "float32" if prepared else x.dtype.name, prepared)
     launch_problem = problem(w, x_source, "a8" if prepared else "a16")
-    launch_problem = problem_of_launch(kernel, [launch_problem], outputs_of(products), source)
+    launch_problem = problem_of_launch(kernel, [launch_problem], [Output(w.shape[0], "float32")], source)
     launch = kernel.launch(launch_problem, config)
-    launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, *pointers_of(products))
+    launch(cupy.cuda.get_current_stream().ptr, x.data.ptr, w.pointer, y.data.ptr, 0, 0)
     y.get()
 
 

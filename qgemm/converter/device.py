@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.backend import backends, module
+from qgemm.backend import backends
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
+from qgemm.cuda import encode as kernels
+from qgemm.cuda import planes
+from qgemm.cuda.kernels.transforms import ENCODE_STATS
 from qgemm.errors import UnsupportedError
 from qgemm.files.imatrix import Importance
 
@@ -32,6 +35,8 @@ class Device:
 
     UnsupportedError gives the reason if no device is usable.
     """
+
+    streams, range = STREAMS, RANGE
 
     def __init__(self) -> None:
         cuda = backends()["cuda"]
@@ -51,7 +56,7 @@ class Device:
         No kernel is needed where blocks or codes are copied. Searches run on the CPU, but the formats that ggml encodes
         by an importance matrix with its own method have kernels.
         """
-        fmt, kernels = step.format, module("cuda").encode
+        fmt = step.format
         if encoder.search:
             return encoder.importance is not None and kernels.takes_weighted(fmt)
         kernel = (fmt.tile.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
@@ -73,19 +78,21 @@ class Device:
 def _encode_range(step: Step, start: int, stop: int, stream: Any, importance: Floats | None) -> EncodedRange:
     import cupy
 
-    encode, fmt, (numbers, kind) = module("cuda").encode, step.format, _numbers(step, start, stop)
+    fmt, (numbers, kind) = step.format, _numbers(step, start, stop)
     count = len(numbers) // fmt.weights
     staged = _pinned(numbers.nbytes)
     staged[:] = numbers.view(np.uint8)
     values = cupy.empty(numbers.shape, numbers.dtype)
     values.data.copy_from_host_async(staged.ctypes.data, staged.nbytes, stream)
     weights = None if importance is None else cupy.asarray(importance)
-    blocks, sums = _to_codebook(values, kind, fmt) if fmt.tile.bit_planes else encode.encode(values, kind, fmt, weights)
+    blocks, sums = (
+        _to_codebook(values, kind, fmt) if fmt.tile.bit_planes else kernels.encode(values, kind, fmt, weights)
+    )
     host_blocks, host_sums = _pinned(blocks.nbytes), _pinned(sums.nbytes)
     blocks.get(out=host_blocks, blocking=False)
     sums.get(out=host_sums, blocking=False)
     stream.synchronize()
-    cta_sums = host_sums.view(encode.ENCODE_STATS)
+    cta_sums: NDArray[Any] = host_sums.view(ENCODE_STATS)
     if cta_sums["refused"].min() < count:
         raise UnencodableRange(step)
     encoded = host_blocks[: count * fmt.block_bytes].view(fmt.dtype)
@@ -102,10 +109,9 @@ def _numbers(step: Step, start: int, stop: int) -> tuple[NDArray[Any], str]:
 
 
 def _to_codebook(values: Any, kind: str, fmt: Format) -> tuple[Any, Any]:
-    """Like cuda.encode.encode, for kbit formats, whose kernel writes bit planes and does not measure the error."""
+    """Like `kernels.encode`, for kbit formats, whose kernel writes bit planes and does not measure the error."""
     import cupy
 
-    planes = module("cuda").planes
     if kind == "bf16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     count = values.size // fmt.weights

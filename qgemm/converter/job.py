@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from qgemm.files.shards import ShardName
 from qgemm.parallel import workers
 
 from .checkpoint_target import FILE, check_steps, layout_named, layout_target, write_beside
-from .device import RANGE, STREAMS, Device
 from .metadata import metadata, shard_keys
 from .range_encoding import (
     EncodedRange,
@@ -38,6 +37,9 @@ from .report import Line, relative, report_line
 from .rules import Options, Step, plan
 from .targets import Append, Keys, Target, check_target, target_for, verified_file
 from .weight import Source
+
+if TYPE_CHECKING:
+    from .device import Device
 
 BACKENDS = ("cpu", "cuda")
 GGUF = ".gguf"
@@ -96,7 +98,7 @@ def convert(
         check_output(file.path, source.files)
         if not (force or dry_run) and os.path.exists(file.path):
             raise exists(shown_path(file.path))
-    device = Device() if backend == "cuda" else None
+    device = _device() if backend == "cuda" else None
     if dry_run:
         return [report_line(step, None) for step in steps]
     lines = []
@@ -167,7 +169,7 @@ def _convert_steps(
     encoders = [choose_encoder(step, options) for step in steps]
     pairs = list(zip(steps, encoders, strict=True))
     if device is not None and not any(encoder.search and not device.supports(step, encoder) for step, encoder in pairs):
-        threads = min(max(threads, 2), STREAMS)  # one thread reads while another waits for the GPU
+        threads = min(max(threads, 2), device.streams)  # one thread reads while another waits for the GPU
     works = [_range_work(step, encoder, threads, device) for step, encoder in pairs]
     jobs = (
         (convert_range, step, start, stop)
@@ -187,12 +189,19 @@ def _convert_steps(
         raise _refusal(path, refused.step, options) from None
 
 
+def _device() -> Device:
+    """The current CUDA device. Its module, which needs the CUDA backend, is imported here."""
+    from .device import Device
+
+    return Device()
+
+
 def _range_work(
     step: Step, encoder: Encoder, threads: int, device: Device | None
 ) -> tuple[ConvertRange, list[tuple[int, int]]]:
     """The function that converts a range of a step, and the step's ranges."""
     if device is not None and device.supports(step, encoder):
-        return partial(device.encode_range, importance=encoder.importance), ranges(step, RANGE, encoder.search)
+        return partial(device.encode_range, importance=encoder.importance), ranges(step, device.range, encoder.search)
     return partial(encode_range, encode=encoder.encode), ranges(step, range_size(threads), encoder.search)
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import searched
-from qgemm.cpu.native import encoders
 from qgemm.files.imatrix import Importance
 
 from .rules import Options, Step, importance_of
@@ -21,7 +20,6 @@ from .weight import pack_groups
 
 RANGE_WEIGHTS = 1 << 20  # weights in flight on all threads together (40 MiB): ranges stay long, waits short
 
-encoders.install()
 
 Encode = Callable[[Floats, int], Blocks]  # (values [n, weights per block], index of the first) -> blocks [n]
 Faults = tuple[str, NDArray[np.bool_]]  # description of the fault, and a mask of faulty weights or blocks

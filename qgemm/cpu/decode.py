@@ -1,4 +1,4 @@
-"""Weights as numbers on the host: whole tensors, and the rows that an embedding asks for."""
+"""Weights as numbers on the host: whole tensors, and rows of a matrix, as an embedding reads them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from qgemm.tensor import Tensor
 
 from . import native
 
-LEAST = 1 << 16  # weights: NumPy decodes fewer before a compiler has started
+MIN_WEIGHTS = 1 << 16  # NumPy decodes fewer before a compiler has started
 
 
 def dequantize(w: Tensor, dtype: DTypeLike) -> NDArray[Any]:
     """See `Tensor.dequantize`."""
-    if w.ndim and prod(w.shape) >= LEAST and w.format.levels is not None:
+    if w.ndim and prod(w.shape) >= MIN_WEIGHTS and w.format.levels is not None:
         values = np.empty((prod(w.shape[:-1]), w.shape[-1]), float_dtype(dtype))
         if native.decode(w.format, _rows(w), None, values):
             return values.reshape(w.shape)
     return w.format.dequantize(w.blocks, dtype)
 
 
-def gather(w: Tensor, index: NDArray[np.int64], values: NDArray[Any]) -> None:
-    """Rows of a matrix by an index [n] of rows that it has, as values [n, K], contiguous, of a float dtype."""
-    if not values.size or native.decode(w.format, _rows(w), np.ascontiguousarray(index), values):
-        return
-    values[...] = w.format.dequantize(w.blocks[index], values.dtype)
+def gather(w: Tensor, index: NDArray[np.int64], dtype: DTypeLike) -> NDArray[Any]:
+    """Rows of a matrix by an index of rows that it has, as new values [*index.shape, K]."""
+    flat = index.reshape(-1)
+    values = np.empty((flat.size, w.shape[1]), float_dtype(dtype))
+    if values.size and not native.decode(w.format, _rows(w), np.ascontiguousarray(flat), values):
+        values[...] = w.format.dequantize(w.blocks[flat], values.dtype)
+    return values.reshape(*index.shape, w.shape[1])
 
 
 def _rows(w: Tensor) -> NDArray[Any]:

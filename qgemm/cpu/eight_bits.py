@@ -17,21 +17,22 @@ from qgemm.tensor import Tensor
 from . import native
 
 PANEL = 1 << 21  # weights that are decoded at a time
-ROWS = 16  # of x that a core quantizes at a time
+ROWS = 16  # rows of x that a core quantizes at a time
 
 
 def quantize(x: NDArray[Any], activation: str) -> Tensor:
     """Values [..., K] -> a Tensor [..., K] of activations "a8_g256" or "e4m3_g256".
 
-    NaN and infinity make NaN of their own group.
+    A group with NaN or infinity becomes NaN.
     """
     fmt, group = FORMATS[activation], INTEGER.get(activation)
     count = fmt.blocks_in(x.shape[-1], "activations")
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(0, x.shape[-1])
-    with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
-        made = native.quantize_groups(rows, group) if group and rows.size else None
-    if made is not None:
-        return Tensor(fmt, x.shape, made.reshape(*x.shape[:-1], count))
+    if group and rows.size and not native.reason():
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
+            compiled = native.quantize_groups(rows, group)
+        if compiled is not None:
+            return Tensor(fmt, x.shape, compiled.reshape(*x.shape[:-1], count))
     blocks = np.empty((len(rows), count), fmt.dtype)
 
     def work(part: slice) -> None:

@@ -3,21 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from qgemm.arguments import NO_EPILOGUE, Epilogue, Gated
-from qgemm.routing import Layer
+from qgemm.arguments import NO_EPILOGUE, Array, Epilogue, Gated, Weights
+from qgemm.arrays import as_numpy
+from qgemm.codec.format import floats
+from qgemm.routing import (
+    Layer,
+    check_layer,
+    check_of_experts,
+    check_product,
+    check_routing,
+    check_weights_of,
+)
 from qgemm.tensor import Tensor
 
-if TYPE_CHECKING:
-    from . import CpuBackend
+from . import reference
+from .products import handed_back, multiply, multiply_gated, target_of
+
+Bias = NDArray[Any] | None  # [E, N]
+
+
+def matmul(
+    x: Array, w: Tensor, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
+    dtype: DTypeLike | None, check_ids: bool,
+) -> Any:  # fmt: skip
+    """y [T, top_k, N] of `qgemm.moe_matmul`; x is quantized once."""
+    kind = check_product(x, w, ids, activation, check_ids)
+    values, routes = floats(as_numpy(x, "x")), as_numpy(ids, "ids")
+    check_routing(values, w, routes)
+    target = None if out is None else target_of(out, (*routes.shape, w.shape[1]), dtype)
+    (added,) = _biases([bias], [w])
+    rows = values if kind == "a16" else reference.prepared(values, kind)
+    y = np.empty((routes.size, w.shape[1]), np.float32)
+    for expert, places in by_expert(routes, w.shape[0]):
+        tokens, rank = np.divmod(places, routes.shape[1])
+        y[places] = _product(rows[tokens] if values.ndim == 2 else rows[tokens, rank], w[expert], kind, added, expert)
+    y = y.reshape(*routes.shape, -1) if y.size else np.zeros((*routes.shape, w.shape[1]), np.float32)
+    return handed_back(x, y, out, target, dtype)
+
+
+def feed_forward(
+    x: Array, gate_up: Weights | Sequence[Weights], down: Tensor, ids: Array, weights: Array, activation: str,
+    biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None, check_ids: bool,
+) -> Any:  # fmt: skip
+    """y [T, K] of `qgemm.moe`."""
+    layer = check_layer(x, gate_up, down, ids, activation, biases, check_ids)
+    values, routes, factors = floats(as_numpy(x, "x")), as_numpy(ids, "ids"), as_numpy(weights, "weights")
+    check_routing(values, layer.gate_up[0], routes, shared=True)
+    check_weights_of(factors, routes)
+    target = None if out is None else target_of(out, values.shape, dtype)
+    added = _biases(layer.biases, [*layer.gate_up, layer.down])
+    parts = np.empty((routes.size, down.shape[1]), np.float32)
+    for expert, places in by_expert(routes, down.shape[0]):
+        rows = values[places // routes.shape[1]]
+        (gate, gate_bias), (up, up_bias) = _gate_and_up(layer, added, expert)
+        between = multiply_gated(rows, gate, Gated(layer.gate, up, up_bias), "a16", gate_bias, None, None)
+        parts[places] = _product(between, down[expert], "a16", added[-1], expert)
+    y = _weighted(parts.reshape(*routes.shape, down.shape[1]), factors)
+    return handed_back(x, y, out, target, dtype)
 
 
 def by_expert(ids: NDArray[Any], experts: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Each expert that a token takes, with its places in ids, flat and in their order.
+    """Each expert that a token is routed to, with its places in ids, flat and in their order.
 
     IndexError for an id that is no expert.
     """
@@ -25,56 +76,39 @@ def by_expert(ids: NDArray[Any], experts: int) -> Iterator[tuple[int, NDArray[np
     if flat.size and not 0 <= flat.min() <= flat.max() < experts:
         raise IndexError(f"ids are {flat.min()} to {flat.max()}, there are experts 0 to {experts - 1}")
     order = np.argsort(flat, kind="stable")
-    found, starts = np.unique(flat[order], return_index=True)
-    return zip(found.tolist(), np.split(order, starts[1:]), strict=False)
+    present, starts = np.unique(flat[order], return_index=True)
+    return zip(present.tolist(), np.split(order, starts[1:]), strict=False)
 
 
-def multiply(
-    backend: CpuBackend, x: NDArray[Any] | Tensor, w: Tensor, ids: NDArray[Any], activation: str, bias: Any
-) -> NDArray[np.float32]:
-    """y [T, top_k, N] of x [T, K] or [T, top_k, K], values or their Q8_1 blocks."""
-    y = np.empty((ids.size, w.shape[1]), np.float32)
-    for expert, places in by_expert(ids, w.shape[0]):
-        tokens, of_token = np.divmod(places, ids.shape[1])
-        rows = x[tokens] if len(x.shape) == 2 else x[tokens, of_token]
-        y[places] = _product(backend, rows, w[expert], activation, bias, expert)
-    return y.reshape(*ids.shape, -1) if y.size else np.zeros((*ids.shape, w.shape[1]), np.float32)
-
-
-def feed_forward(
-    backend: CpuBackend,
-    x: NDArray[Any],
-    layer: Layer,
-    ids: NDArray[Any],
-    weights: NDArray[Any],
-    biases: Sequence[Any],
-) -> NDArray[np.float32]:
-    """y [T, K] of x [T, K] by a layer; biases: arrays of the host or None."""
-    made = np.empty((ids.size, layer.down.shape[1]), np.float32)
-    for expert, places in by_expert(ids, layer.down.shape[0]):
-        rows = x[places // ids.shape[1]]
-        (gate, gate_bias), (up, up_bias) = _gate_and_up(layer, biases, expert)
-        gated = Gated(layer.gate, up, up_bias)
-        between = backend.gated(rows, gate, gated, "a16", gate_bias, None, np.float32)
-        made[places] = _product(backend, between, layer.down[expert], "a16", biases[-1], expert)
-    y = np.zeros((len(ids), layer.down.shape[1]), np.float32)
-    factors, parts = weights.astype(np.float32), made.reshape(*ids.shape, layer.down.shape[1])
+def _weighted(parts: NDArray[np.float32], weights: NDArray[Any]) -> NDArray[np.float32]:
+    """The sum of parts [T, top_k, K] over top_k, in order, by the weights [T, top_k] of the router."""
+    y = np.zeros((len(parts), parts.shape[-1]), np.float32)
+    factors = weights.astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
-        for j in range(ids.shape[1]):
+        for j in range(parts.shape[1]):
             y += factors[:, j, None] * parts[:, j]
     return y
 
 
-def _product(backend: CpuBackend, rows: Any, w: Tensor, activation: str, bias: Any, expert: int) -> Any:
+def _product(x: Array, w: Tensor, activation: str, bias: Bias, expert: int) -> Any:
     added = NO_EPILOGUE if bias is None else Epilogue(bias[expert])
-    return backend.matmul(rows, w, activation, added, None, np.float32)
+    return multiply(x, [w], activation, [added], [None], None)[0]
 
 
-def _gate_and_up(layer: Layer, biases: Sequence[Any], expert: int) -> list[tuple[Tensor, Any]]:
-    """Weights [F, K] and bias [F] of the gate and of what it gates."""
-    some = [None if bias is None else bias[expert] for bias in biases[:-1]]
+def _gate_and_up(layer: Layer, biases: Sequence[Bias], expert: int) -> list[tuple[Tensor, Bias]]:
+    """Weights [F, K] and bias [F] of the gate and of the product that it gates."""
+    rows = [None if bias is None else bias[expert] for bias in biases[:-1]]
     if len(layer.gate_up) == 2:
-        return [(w[expert], bias) for w, bias in zip(layer.gate_up, some, strict=True)]
+        return [(w[expert], bias) for w, bias in zip(layer.gate_up, rows, strict=True)]
     halves = slice(layer.width), slice(layer.width, None)
-    both, bias = layer.gate_up[0][expert], some[0]
+    both, bias = layer.gate_up[0][expert], rows[0]
     return [(both[half], None if bias is None else bias[half]) for half in halves]
+
+
+def _biases(biases: Sequence[Array | None], weights: Sequence[Tensor]) -> list[Bias]:
+    """Biases [E, N] of weights [E, N, K] as NumPy arrays."""
+    arrays = [None if bias is None else as_numpy(bias, "bias") for bias in biases]
+    for bias, w in zip(arrays, weights, strict=True):
+        if bias is not None:
+            check_of_experts(bias, w)
+    return arrays

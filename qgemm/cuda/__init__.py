@@ -8,49 +8,75 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from qgemm.arguments import Activation
-from qgemm.backend import Status
-from qgemm.codec.format import Blocks, Format
-from qgemm.errors import UnsupportedError
+from qgemm.arguments import Activation, Array, Weights
+from qgemm.backend import PRODUCTS, Status
+from qgemm.codec.format import Blocks, Format, float_name
+from qgemm.errors import ShapeError, UnsupportedError
+from qgemm.routing import check_layer, check_product
 from qgemm.tensor import Tensor
 
-from . import encode, experts, plan_cache, planes, prepare
+from . import encode, planes, prepare
 from .activations import DeviceActivations, quantized
+from .call import experts, replay
 from .driver.device import require, status
-from .experts import DeviceExperts
 from .kernels.needed import ROWS
-from .tensor import DeviceTensor, check_tiled
+from .planes import Planes as Planes
+from .tensor import DeviceExperts as DeviceExperts
+from .tensor import DeviceTensor as DeviceTensor
+from .tensor import check_tiled
 
 
 class CudaBackend:
     """`qgemm.backend.Backend` on NVIDIA GPUs."""
 
+    product = staticmethod(replay.product)
+    products = staticmethod(replay.products)
+
     def moe_matmul(
-        self, x: Any, w: Any, ids: Any, activation: str, bias: Any, out: Any, dtype: DTypeLike | None
-    ) -> Any:
-        """y [T, top_k, N], in `out` or as a new array of x's library."""
-        if activation != "a16":
+        self, x: Array, w: DeviceExperts, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
+        dtype: DTypeLike | None, check_ids: bool,
+    ) -> Any:  # fmt: skip
+        """y [T, top_k, N]; a call like an earlier one by its launches."""
+        if activation in (None, "a16") and not check_ids and type(w) is DeviceExperts:
+            y = experts.replayed_matmul(w, x, ids, bias, out, dtype)
+            if y is not None:
+                return y
+        if check_product(x, w, ids, activation, check_ids) != "a16":
             raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
-        return experts.matmul(x, w, ids, bias, out, dtype)
+        return experts.matmul(w, x, ids, bias, out, dtype)
 
     def moe(
-        self, x: Any, gate_up: Any, down: Any, ids: Any, weights: Any, activation: str, biases: Sequence[Any] | None,
-        out: Any, dtype: DTypeLike | None,
+        self, x: Array, gate_up: Weights | Sequence[Weights], down: DeviceExperts, ids: Array, weights: Array,
+        activation: str, biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None,
+        check_ids: bool,
     ) -> Any:  # fmt: skip
-        """y [T, K], in `out` or as a new array of x's library; a call like an earlier one by its launches."""
-        return experts.feed_forward(x, gate_up, down, ids, weights, activation, biases, out, dtype)
+        """y [T, K]; a call like an earlier one by its launches."""
+        if not check_ids and type(down) is DeviceExperts:
+            y = experts.replayed_layer(down, x, gate_up, ids, weights, activation, biases, out, dtype)
+            if y is not None:
+                return y
+        layer = check_layer(x, gate_up, down, ids, activation, biases, check_ids)
+        return experts.feed_forward(x, layer.gate_up, down, ids, weights, activation, biases, out, dtype)
 
-    def quantize_activations(self, x: Any, activation: Activation) -> DeviceActivations:
+    def quantize_activations(self, x: Array, activation: Activation) -> DeviceActivations:
         """x [..., K] as blocks of codes on its device."""
         require("an array on a CUDA device")
         return quantized(x, activation)
 
-    def quantize(self, x: Any, fmt: Format, importance: Any = None) -> DeviceTensor | planes.Planes:
+    def quantize(self, x: Array, fmt: Format, importance: ArrayLike | None = None) -> DeviceTensor | Planes:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
         require("an array on a CUDA device")
         return planes.quantize(x, fmt) if fmt.tile.bit_planes else encode.quantize(x, fmt, importance)
+
+    def dequantize(self, w: DeviceTensor, dtype: DTypeLike) -> Any:
+        """The weights as a CuPy array [N, K]."""
+        return w.dequantize(dtype)
+
+    def rows(self, w: DeviceTensor, index: NDArray[Any], dtype: DTypeLike) -> Any:
+        """Rows of a matrix, by an index on its device, as an array of the index's library."""
+        return w.rows(index, float_name(dtype))
 
     def preparation(
         self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
@@ -60,25 +86,25 @@ class CudaBackend:
         return prepare.tasks(tensors, ROWS if rows is None else rows, activations, dtypes)
 
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
-        """UnsupportedError without a GPU, for a format that no kernel reads, for what is no matrix or experts."""
+        """UnsupportedError without a GPU or for a format that no kernel reads, ShapeError for other shapes."""
         check_tiled(fmt, who)
         if len(shape) not in (2, 3):
-            what = "only a matrix (N, K), or experts (E, N, K), goes to a device"
-            raise UnsupportedError(f"{what}, got {who}; index its leading axes")
+            fitting = "only a matrix (N, K), or experts (E, N, K), goes to a device"
+            raise ShapeError(f"{fitting}, got {who}; index its leading axes")
         if len(shape) == 3 and fmt.plain:
             raise UnsupportedError(f"{who}: no GPU kernel multiplies by experts of plain numbers; quantize them")
         require("to_device()")
 
-    def upload(self, tensor: Tensor, blocks: Blocks) -> DeviceTensor | DeviceExperts:
+    def upload(self, tensor: Weights, blocks: Blocks) -> DeviceTensor | DeviceExperts:
         """Blocks of the host -> tiles on the current device; of experts if there are three axes."""
+        assert isinstance(tensor, Tensor), "other weights are on a device already"
         packed: type[DeviceTensor] | type[DeviceExperts] = DeviceExperts if len(tensor.shape) == 3 else DeviceTensor
         return packed.pack(tensor, blocks)
 
     def status(self) -> Status:
-        """What GPU, driver, CuPy and NVRTC are there, or what is missing."""
+        """The GPU, driver, CuPy and NVRTC of this machine, or the one that is missing."""
         return status()
 
 
 BACKEND = CudaBackend()
-DeviceTensor.product = DeviceExperts.product = plan_cache.product
-DeviceTensor.products = DeviceExperts.products = staticmethod(plan_cache.products)
+PRODUCTS[DeviceTensor] = PRODUCTS[DeviceExperts] = BACKEND

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qgemm.arguments import Activation, PreparedActivations
-from qgemm.arrays import as_cupy, current_stream, like, stream_of
+from qgemm.arrays import as_cupy, like, stream_of
 from qgemm.codec.format import Blocks
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUPS
@@ -20,16 +20,16 @@ from .layout.q8_1_k_blocks import BLOCKS, DTYPE, ORDER, nbytes
 from .libraries import Library, cupy_library, library_of
 from .problem import C_TYPES
 
-ALIGNMENT = 16  # bytes of x that kernels read at a time
+ALIGNMENT = 16  # bytes: kernels read x in pieces of this size
 
 
 class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
-    data: bytes, an array of the library of `like`, the array that was given: y becomes one too. Of "a8" they are tiles
-    [tiles along K, rows, bytes of DTYPE], of groups those of layout/group_activations.py. library: how it is read
-    without DLPack, None if it is not. activation: that which multiplies them.
-    dtype: float16 if that can hold the activations, as it held those they come from; else float32.
+    data: bytes, an array of the library of `like`, the caller's array: y becomes one too. Bytes for "a8" are tiles
+    [tiles along K, rows, bytes of DTYPE], for groups those of layout/group_activations.py. library: reads data without
+    DLPack; None if only DLPack does. activation: the one that multiplies them.
+    dtype: float16 if the caller's array had that type, which then holds the activations too; else float32.
     """
 
     def __init__(
@@ -61,41 +61,35 @@ class DeviceActivations(PreparedActivations):
 def quantized(x: Any, activation: Activation = "a8") -> DeviceActivations:
     """An array [..., K] on a CUDA device -> its blocks."""
     library = library_of(x)
-    if library is not None and _as_it_is(x, library):
-        values, kind, device = _readable(x, library), library.name(x.dtype), library.device(x)
-        data = _blocks(library.pointer(values), kind, x.shape, library, device, library.stream(device), activation)
-        return DeviceActivations(tuple(x.shape), data, x, kind, library, activation)
+    if library is not None and _in_place(x, library):
+        data = _blocks(x, library, activation)
+        return DeviceActivations(tuple(x.shape), data, x, library.name(x.dtype), library, activation)
     with stream_of(x):
-        found, by = as_cupy(x), cupy_library()
-        kind = found.dtype.name if found.dtype.name in C_TYPES else "float32"
-        values = _readable(found if found.dtype.name == kind else by.cast(found, kind), by)
-        data = _blocks(values.data.ptr, kind, found.shape, by, values.data.device_id, current_stream(), activation)
-        return DeviceActivations(found.shape, data if library is None else like(x, data), x, kind, library, activation)
+        array, reader = as_cupy(x), cupy_library()
+        array = array if array.dtype.name in C_TYPES else reader.cast(array, "float32")
+        data = _blocks(array, reader, activation)
+        if library is not None:
+            data = like(x, data)
+        return DeviceActivations(array.shape, data, x, array.dtype.name, library, activation)
 
 
-def _readable(x: Any, library: Library) -> Any:
-    """x, copied where kernels cannot read it: 16 bytes at a time, in C order."""
-    return x if library.contiguous(x) and library.pointer(x) % ALIGNMENT == 0 else library.copy(x)
-
-
-def _as_it_is(x: Any, library: Library) -> bool:
-    """Whether kernels can be launched on x from here: its type is theirs, its device is the thread's."""
+def _in_place(x: Any, library: Library) -> bool:
+    """Whether kernels read x here, without a cast: its type is one of theirs, its device the thread's."""
     current = library.current_device
     here = current is None or current() == library.device(x)
     return here and len(x.shape) > 0 and library.name(x.dtype) in C_TYPES
 
 
-def _blocks(
-    x: int, kind: str, shape: tuple[int, ...], library: Library, device: int, stream: int, activation: Activation
-) -> Any:
-    """Contiguous values at an address, as blocks in a new array of bytes."""
-    m, k, group = prod(shape[:-1]), shape[-1], GROUPS.get(activation, 0)
+def _blocks(x: Any, library: Library, activation: Activation) -> Any:
+    """Values as blocks in a new array of bytes; x is copied where it is not aligned or not in C order."""
+    m, k, group = prod(x.shape[:-1]), x.shape[-1], GROUPS.get(activation, 0)
     (GROUPED if group else FORMAT).blocks_in(k, "activations")
+    if not library.contiguous(x) or library.pointer(x) % ALIGNMENT:
+        x = library.copy(x)
+    device, kind = library.device(x), C_TYPES[library.name(x.dtype)]
     data = library.scratch(group_activations.nbytes(m, k, group) if group else nbytes(m, k), device)()
     if m and k:
-        kernel = C_TYPES[kind]
-        made = (
-            quantize_groups_launch(device, kernel, k, m, activation) if group else quantize_launch(device, kernel, k, m)
-        )
-        made(stream, x, library.pointer(data))
+        quantize = quantize_groups_launch(device, kind, k, m, activation) if group else None
+        launch = quantize or quantize_launch(device, kind, k, m)
+        launch(library.stream(device), library.pointer(x), library.pointer(data))
     return data

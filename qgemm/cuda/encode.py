@@ -26,11 +26,11 @@ from .kernels.transforms import (
 from .problem import C_TYPES, c_type, gpu
 from .tensor import DeviceTensor
 
-CTAS = 8  # of an SM, which take turns of blocks until none is left
+CTAS = 8  # CTAs of an SM, which draw work items of blocks until none is left
 
 
 def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
-    """`qgemm.quantize` for x [N, K] on a CUDA device: packed there from the blocks that the CPU makes, and refuses.
+    """`qgemm.quantize` for x [N, K] on a CUDA device: packed from blocks that equal those of the CPU.
 
     importance: [K] or [N, K], on the host or on the device.
     """
@@ -38,24 +38,24 @@ def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
 
     check(fmt, importance is not None)
     with stream_of(x):
-        given = as_cupy(x)
-        if given.ndim != 2:
-            raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got an array of shape {given.shape}")
-        values = given if given.dtype.name in C_TYPES else given.astype(np.float32)
-        count = fmt.blocks_in(given.shape[1])
-        weights = None if importance is None else _importance(given.shape, importance)
-        blocks, found = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt, weights)
-        refused = found.get().view(ENCODE_STATS)["refused"].min(initial=len(given) * count)
-        fmt.check_first(given, int(refused), cupy.asnumpy, weights)
-        return DeviceTensor(fmt, given.shape, *upload.pack(fmt, blocks, len(given), count))
+        array = as_cupy(x)
+        if array.ndim != 2:
+            raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got an array of shape {array.shape}")
+        values = array if array.dtype.name in C_TYPES else array.astype(np.float32)
+        count = fmt.blocks_in(array.shape[1])
+        weights = None if importance is None else _importance(array.shape, importance)
+        blocks, checks = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt, weights)
+        refused = checks.get().view(ENCODE_STATS)["refused"].min(initial=len(array) * count)
+        fmt.check_first(array, int(refused), cupy.asnumpy, weights)
+        return DeviceTensor(fmt, array.shape, *upload.pack(fmt, blocks, len(array), count))
 
 
 def _importance(shape: tuple[int, ...], importance: Any) -> Any:
     """An importance of values of this shape as contiguous float32 on the current device, once it is checked."""
     import cupy
 
-    given = as_cupy(importance) if on_cuda(importance) else cupy.asarray(np.asarray(importance, np.float32))
-    weights = cupy.ascontiguousarray(given.astype(np.float32, copy=False))
+    values = as_cupy(importance) if on_cuda(importance) else cupy.asarray(np.asarray(importance, np.float32))
+    weights = cupy.ascontiguousarray(values.astype(np.float32, copy=False))
     check_importance(shape, weights.shape, bool((cupy.isfinite(weights) & (weights >= 0)).all()))
     return weights
 
@@ -63,44 +63,44 @@ def _importance(shape: tuple[int, ...], importance: Any) -> Any:
 def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple[Any, Any]:
     """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
 
-    importance: float32, of all values or of as many as end with a block, after which it begins anew. Both results are
-    bytes on the device: the blocks, in whole turns, and a ENCODE_STATS of each CTA.
+    importance: float32, for all values, or for a whole number of blocks and then repeated. Both results are bytes on
+    the device: the blocks, in whole work items, and a ENCODE_STATS by CTA.
     """
     import cupy
 
-    groups, turn = encodes_groups(fmt), blocks_per_warp(fmt)
-    if groups:  # which takes so many instructions a value that a copy does not count
+    groups, item = encodes_groups(fmt), blocks_per_warp(fmt)
+    if groups:  # that kernel spends so much time on a value that a copy does not count
         values = _as_float32(values, kind)
     count = values.size // fmt.weights
-    turns, warps = -(-count // turn), ENCODE_THREADS // 32
-    ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-turns // warps))
-    blocks = cupy.empty(turns * turn * fmt.block_bytes, np.uint8)
-    found = cupy.empty(ctas * ENCODE_STATS.itemsize, np.uint8)
+    items, warps = -(-count // item), ENCODE_THREADS // 32
+    ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-items // warps))
+    blocks = cupy.empty(items * item * fmt.block_bytes, np.uint8)
+    checks = cupy.empty(ctas * ENCODE_STATS.itemsize, np.uint8)
     if not count:
-        return blocks, found
+        return blocks, checks
     values, importance = _aligned(values), None if importance is None else _aligned(importance)
     if importance is not None:
         kernel = ENCODE_WEIGHTED.load(fmt, WEIGHTED=1)
-        arguments: tuple[Any, ...] = values, importance, np.int64(importance.size // fmt.weights), blocks, found
+        arguments: tuple[Any, ...] = values, importance, np.int64(importance.size // fmt.weights), blocks, checks
     elif groups:
         kernel = ENCODE_GROUPS.load(fmt, WEIGHTED=0)
-        arguments = values, np.uint64(0), np.int64(1), blocks, found
+        arguments = values, np.uint64(0), np.int64(1), blocks, checks
     else:
         kernel = ENCODE.load(fmt, In=kind)
-        arguments = values, blocks, found
+        arguments = values, blocks, checks
     kernel((ctas,), (ENCODE_THREADS,), (*arguments, np.int64(count)))
-    return blocks, found
+    return blocks, checks
 
 
 def _as_float32(values: Any, kind: str) -> Any:
-    """Values of a type that kernels call `kind`; of bf16 the bits, where CuPy has no such type."""
+    """Values of a type that kernels call `kind` as float32; bf16 comes as its bits where CuPy has no such type."""
     if kind == "bf16" and values.dtype.itemsize == 2 and values.dtype.kind in "uV":
         return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
 
 
 def _aligned(values: Any) -> Any:
-    """The array, or, of a view into one, a copy from which kernels can read 16 bytes at a time."""
+    """The array, or a copy of a view, so that kernels can read 16 bytes at a time."""
     return values.copy() if values.data.ptr % 16 else values
 
 

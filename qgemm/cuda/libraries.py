@@ -1,6 +1,6 @@
-"""CUDA arrays of CuPy and torch as raw pointers, without DLPack: what a planned call asks of the library of its arrays.
+"""CUDA arrays of CuPy and torch as raw pointers, without DLPack: the functions of their libraries that calls need.
 
-Every entry is called for each product, so most are a library's own C functions: half a microsecond in all.
+A product calls most of them, so they are the libraries' own C functions where there are any: half a microsecond in all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qgemm.codec.format import float_dtype
 Array = Any
 
 
-@dataclass(frozen=True, slots=True)  # whose attributes are read faster than those of a NamedTuple
+@dataclass(frozen=True, slots=True)  # its attributes are read faster than those of a NamedTuple
 class Library:
     """How one library's CUDA arrays are read and made.
 
@@ -33,8 +33,8 @@ class Library:
     host: an array as NumPy's.
     dtype: NumPy's name of a type -> the library's type. name: the inverse.
     new: shape, type, device -> a call that makes such an array on the current stream; the device is the current one.
-    like: arrays -> a call on as many others that says whether each is of the class, type, shape, strides and device of
-        its own, and alike in whether it requires a gradient.
+    like: arrays -> a call on the same number of arrays: whether they agree, one by one, with the first in class, type,
+        shape, strides, device and whether they require a gradient.
     """
 
     pointer: Callable[[Array], int]
@@ -52,11 +52,11 @@ class Library:
     like: Callable[[Sequence[Array]], Callable[..., bool]]
 
     def scratch(self, nbytes: int, device: int) -> Callable[[], Array]:
-        """A call that makes an array of so many bytes."""
+        """A call that makes an array of bytes."""
         return self.new((nbytes,), self.dtype("uint8"), device)
 
 
-LIBRARIES: dict[type, Library] = {}  # the class of an array -> its library, once one was seen
+LIBRARIES: dict[type, Library] = {}  # the class of an array -> its library, from its first use on
 
 
 def library_of(x: Any) -> Library | None:
@@ -76,7 +76,7 @@ def library_for(kind: type) -> Library | None:
 
 
 def cupy_library() -> Library:
-    """CuPy's, in which arrays are taken that only DLPack reads."""
+    """CuPy's, which also reads arrays that only DLPack reads."""
     import cupy
 
     if cupy.ndarray not in LIBRARIES:
@@ -102,7 +102,7 @@ def _cupy(cupy: Any) -> Library:
         cast=lambda x, name: x.astype(name),
         host=lambda x: x.get(),
         dtype=lambda name: float_dtype(name) if name == "bfloat16" else np.dtype(name),
-        name=_name_of,  # NumPy puts a name together each time, for 3 us
+        name=_name_of,  # NumPy composes a name anew in 3 us
         new=lambda shape, dtype, device: partial(cupy.ndarray, shape, dtype),
         like=partial(_like, _like_one_of_cupy),
     )
@@ -116,10 +116,10 @@ def _name_of(dtype: Any) -> str:
 
 
 def _torch(torch: Any) -> Library:
-    private = torch._C  # the public functions check each time whether CUDA is there, which takes longer than a launch
+    private = torch._C  # the public functions check for CUDA at every call, which costs more than a launch
     raw_stream = getattr(private, "_cuda_getCurrentRawStream", None)
     current = getattr(private, "_cuda_getDevice", torch.cuda.current_device)
-    compiler = getattr(getattr(private, "_dynamo", None), "guards", None)  # what torch's own compiled code calls
+    compiler = getattr(getattr(private, "_dynamo", None), "guards", None)  # torch's own compiled code calls these
     empty, guard = (getattr(compiler, name, None) for name in ("_empty_strided_cuda", "TensorGuards"))
     return Library(
         pointer=torch.Tensor.data_ptr,
@@ -138,52 +138,44 @@ def _torch(torch: Any) -> Library:
     )
 
 
-def _like(one: Callable[[Array], Callable[[Array], bool]], arrays: Sequence[Array]) -> Callable[..., bool]:
-    """Library.like in Python. one: an array -> whether another is like it."""
-    ones = [one(array) for array in arrays]
-    if len(ones) == 1:
-        return ones[0]
-    if len(ones) == 2:
-        first, second = ones
+def _like(guard: Callable[[Array], Callable[[Array], bool]], arrays: Sequence[Array]) -> Callable[..., bool]:
+    """Library.like in Python. guard: an array -> whether another is like it."""
+    guards = [guard(array) for array in arrays]
+    if len(guards) == 1:
+        return guards[0]
+    if len(guards) == 2:
+        first, second = guards
         return lambda a, b: first(a) and second(b)
-    return lambda *given: all([is_like(array) for is_like, array in zip(ones, given)])  # noqa: B905  faster so
+    return lambda *others: all([is_like(array) for is_like, array in zip(guards, others)])  # noqa: B905  faster so
 
 
 def _like_one_of_cupy(array: Array) -> Callable[[Array], bool]:
     kind, dtype, shape, device = type(array), array.dtype, array.shape, array.data.device_id
 
-    def like(x: Array) -> bool:
-        return (
-            type(x) is kind and x.dtype is dtype and x.shape == shape and x.flags.c_contiguous
-            and x.data.device_id == device
-        )  # fmt: skip
-
-    def like_directly(x: Array) -> bool:  # flags are an object that is made each time
-        return (
-            type(x) is kind and x.dtype is dtype and x.shape == shape and x._c_contiguous
-            and x.data.device_id == device
-        )  # fmt: skip
-
-    return like_directly if hasattr(kind, "_c_contiguous") else like
+    # CuPy's flags are a new object at every access
+    in_order = attrgetter("_c_contiguous" if hasattr(kind, "_c_contiguous") else "flags.c_contiguous")
+    return lambda x: (
+        type(x) is kind and x.dtype is dtype and x.shape == shape and in_order(x) and x.data.device_id == device
+    )
 
 
 def _like_one_of_torch(array: Array) -> Callable[[Array], bool]:
     def facts(x: Array) -> Any:
         return x.dtype, x.shape, x.stride(), x.device, x.requires_grad
 
-    kind, wanted = type(array), facts(array)
-    return lambda x: type(x) is kind and facts(x) == wanted
+    kind, expected = type(array), facts(array)
+    return lambda x: type(x) is kind and facts(x) == expected
 
 
 def _guarded(guard: Any, arrays: Sequence[Array]) -> Callable[..., bool]:
-    """Library.like by the guards of torch.compile: one call of C for all arrays, 0.2 us where Python takes 0.9."""
+    """Library.like by the guards of torch.compile: one call of C for all arrays, 0.2 us instead of 0.9 in Python."""
     sizes, strides = [list(array.shape) for array in arrays], [list(array.stride()) for array in arrays]
     check: Callable[..., bool] = guard(*arrays, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check
 
 
 def _new_of_torch(torch: Any, empty: Any, shape: tuple[int, ...], dtype: Any, device: int) -> Callable[[], Array]:
-    """By empty_strided, which takes half the time of torch.empty, and of that a third without torch's dispatcher."""
+    """By empty_strided: half the time of torch.empty, and a third of that without torch's dispatcher."""
     strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
     if empty is not None:
         return partial(empty, shape, strides, dtype)

@@ -18,7 +18,7 @@ from .kernels.transforms import DEQUANTIZE_CODEBOOK, PLANES_THREADS, QUANTIZE_CO
 from .problem import C_TYPES, c_type
 from .tensor import DeviceTensor
 
-CTAS = 16  # of an SM; more than it holds, so that none waits for the last
+CTAS = 16  # CTAs of an SM; more than it holds, so that none waits for the last
 QUANTIZED, DECODED = 32, 8  # values of a thread at a time
 
 
@@ -26,14 +26,14 @@ class Planes:
     """Weights [..., N, K] of a kbit format on a CUDA device; made by `qgemm.quantize` from an array there.
 
     absmax: a CuPy array [..., N, K / 32] of E4M4 codes or float16. planes: [..., N, K / 32, bits] uint32, bit j of
-    plane b being bit b of the code of weight j. `to_device` makes of a matrix what products take.
+    plane b being bit b of the code of weight j. `to_device` packs a matrix for products.
     """
 
     def __init__(self, format: Format, shape: tuple[int, ...], absmax: Any, planes: Any, name: str = "") -> None:
         self.format, self.shape, self.absmax, self.planes, self.name = format, shape, absmax, planes, name
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Planes:
+    def upload(cls, tensor: Tensor) -> Planes:
         """Upload a kbit Tensor's blocks to the current device."""
         import cupy
 
@@ -51,12 +51,12 @@ class Planes:
         """The weights as a new CuPy array [..., N, K], bit for bit as `Tensor.dequantize` gives them."""
         import cupy
 
-        found = float_dtype(dtype)
+        to = float_dtype(dtype)
         with self.planes.device:
-            values = cupy.empty(self.shape, found if found.name in C_TYPES else np.float32)
+            values = cupy.empty(self.shape, to if to.name in C_TYPES else np.float32)
             if values.size:
                 launch_dequantize(self.format, values, self.absmax, self.planes)
-            return values.astype(found, copy=False)
+            return values.astype(to, copy=False)
 
     def to_device(self) -> DeviceTensor:
         """Pack a matrix into device tiles, for products; lossless, and these parts are not needed any more."""
@@ -81,8 +81,8 @@ class Planes:
         blocks = raw[: self.absmax.size * size].reshape(-1, size)
         for part in ("absmax", "planes"):
             dtype, offset = self.format.dtype.fields[part][:2]  # type: ignore[index]
-            of_block = getattr(self, part).reshape(-1).view(np.uint8).reshape(-1, dtype.itemsize)
-            blocks[:, offset : offset + dtype.itemsize] = of_block
+            stored = getattr(self, part).reshape(-1).view(np.uint8).reshape(-1, dtype.itemsize)
+            blocks[:, offset : offset + dtype.itemsize] = stored
         return raw
 
     def __repr__(self) -> str:
@@ -92,20 +92,20 @@ class Planes:
 
 
 def quantize(x: Any, fmt: Format) -> Planes:
-    """`qgemm.quantize` for x [..., K] on a CUDA device: byte for byte what the CPU makes, and refuses."""
+    """`qgemm.quantize` for x [..., K] on a CUDA device: byte for byte as on the CPU, errors included."""
     import cupy
 
     check(fmt)
     with stream_of(x):
-        given = as_cupy(x)
-        values = cupy.ascontiguousarray(given if given.dtype.name in C_TYPES else given.astype(np.float32))
+        array = as_cupy(x)
+        values = cupy.ascontiguousarray(array if array.dtype.name in C_TYPES else array.astype(np.float32))
         counts = (*values.shape[:-1], fmt.blocks_in(values.shape[-1]))
         absmax = cupy.empty(counts, fmt.dtype["absmax"])
         planes = cupy.empty((*counts, *fmt.dtype["planes"].shape), np.uint32)
         if absmax.size:
             refused = cupy.full(1, absmax.size, np.uint64)
             launch_quantize(fmt, values, absmax, planes, refused)
-            fmt.check_first(given, int(refused.get()[0]), cupy.asnumpy)
+            fmt.check_first(array, int(refused.get()[0]), cupy.asnumpy)
         return Planes(fmt, values.shape, absmax, planes)
 
 
@@ -133,5 +133,5 @@ def _launch(kernel: Any, values: int, *arguments: Any) -> None:
     import cupy
 
     blocks = int(arguments[-1])
-    threads, most = PLANES_THREADS, CTAS * cupy.cuda.Device().attributes["MultiProcessorCount"]
-    kernel((min(most, -(-blocks * WEIGHTS // (values * threads))),), (threads,), arguments)
+    threads, ctas = PLANES_THREADS, CTAS * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    kernel((min(ctas, -(-blocks * WEIGHTS // (values * threads))),), (threads,), arguments)

@@ -1,9 +1,9 @@
 """Kernels of a model before its first product: compiled, or read from the cache, and loaded.
 
-NVRTC compiles without the GIL and holds no lock of its own: threads of one process take about as long as as many
-processes (of 24 kernels on 8 threads, 41 times one waited for another).
+NVRTC compiles without the GIL and holds no lock of its own: threads of one process are about as fast as processes of
+the same number (24 kernels on 8 threads: a thread waited for another 41 times).
 
-Kernels are loaded here, not at their first launch: a CUDA graph may be what launches them first.
+Kernels are loaded here, not at their first launch: that may come from a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from .tensor import DeviceTensor
 def tasks(
     tensors: Iterable[Packed], rows: Sequence[int], activations: Sequence[str], dtypes: Sequence[str]
 ) -> list[Callable[[], bool]]:
-    """A call for each kernel that products by these weights ask for, those of the host on the current device.
+    """A call for every kernel that products by these weights need; weights of the host count for the current device.
 
-    It returns whether it compiled the kernel.
+    The call returns whether it compiled the kernel.
     """
     import cupy
 
     types = list(dict.fromkeys(C_TYPES.get(name, "float") for name in dtypes))
     by_device = defaultdict[int, list[Packed]](list)
-    for each in tensors:
-        by_device[each.device if isinstance(each, DeviceTensor) else cupy.cuda.runtime.getDevice()].append(each)
-    found = [
+    for w in tensors:
+        by_device[w.device if isinstance(w, DeviceTensor) else cupy.cuda.runtime.getDevice()].append(w)
+    keys = [
         (device, key)
-        for device, some in by_device.items()
-        for key in needed(some, gpu(device).sm, gpu(device).sms, rows, activations, types)
+        for device, weights in by_device.items()
+        for key in needed(weights, gpu(device).sm, gpu(device).sms, rows, activations, types)
     ]
-    return [partial(_load, device, key) for device, key in sorted(found, key=lambda each: _slowest_first(each[1]))]
+    return [partial(_load, device, key) for device, key in sorted(keys, key=lambda pair: _slowest_first(pair[1]))]
 
 
 def _slowest_first(key: Key) -> tuple[bool, str, str]:
-    """The prefill kernels take longest to compile: begun last, they would keep one core busy at the end."""
+    """The prefill kernels are the slowest to compile: if they came last, they would keep one core busy at the end."""
     kernel, fmt, template = key
     return not kernel.startswith("prefill"), kernel, str((fmt and fmt.name, template))
 

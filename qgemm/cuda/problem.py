@@ -1,4 +1,4 @@
-"""Problem: one launch's worth of products on a GPU, built once and handed from the route to the launch."""
+"""Problem: the products of one launch on a GPU, built once and handed from the route to the launch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of each
 TYPES = tuple(C_TYPES.values())
 Q8_1 = "Activations"  # the kernels' name of x in Q8_1 blocks (qgemm/cuda/layout/q8_1_k_blocks.py)
-EIGHT_BITS = "signed char"  # of codes of eight bits (qgemm/cuda/layout/group_activations.py)
+EIGHT_BITS = "signed char"  # the same of x in codes of eight bits (qgemm/cuda/layout/group_activations.py)
 TUNED_SMS = 132  # multiprocessors of the GPU that configs were measured on
 
 
 class Output(NamedTuple):
     """One product of a launch: N, and NumPy's names of the types of y, bias and residual ("" for none).
 
-    gate: the function of the residual that multiplies the product, where it is not added; of a gated problem, of the
-    first product.
+    gate: the function of the residual that multiplies the product, if it is not added; in a gated problem that function
+    belongs to the first product.
     """
 
     n: int
@@ -32,20 +32,20 @@ class Output(NamedTuple):
 
 
 class ExpertStride(NamedTuple):
-    """From an expert of a tensor to the next: bytes of its tiles, and rows, which its biases have."""
+    """From an expert of a tensor to the next: bytes of its tiles, and rows, as many as its biases have."""
 
     nbytes: int
     rows: int
 
 
 class Routed(NamedTuple):
-    """Which experts of weights [E, N, K] each token of a problem meets, by ids [T, top_k].
+    """Which experts of weights [E, N, K] multiply each token of a problem, by ids [T, top_k].
 
     ids, weights: NumPy's names of the types of the ids and of the router's weights, "" for none. x_of_slots: whether x
-    is [T, top_k, K]. summed: whether y is the sum over a token's experts. stride: of the tensor's experts, which may
-    hold more than the N rows of the problem. tokens: where the rows of x and y lie sorted by expert, so many of an
-    expert make a token tile, and M of the problem counts rows; 0 where they lie as ids do. ids_are_known: whether the
-    launch before reads the same ids.
+    is [T, top_k, K]. summed: whether y is the sum over a token's experts. stride: between the tensor's experts, which
+    may hold more than the N rows of the problem. tokens: rows of a token tile where the rows of x and y lie sorted by
+    expert, and M of the problem counts rows; 0 where they lie as ids do. ids_are_known: whether the launch before reads
+    the same ids.
     """
 
     experts: int = 1
@@ -62,9 +62,9 @@ class Routed(NamedTuple):
 class Problem(NamedTuple):
     """Products y [m, n] = x [m, k] @ w [n, k].T of weights of one format that share x and a launch.
 
-    n: of all products together. sm: the compute capability, 90 is 9.0. x: the kernels' name of the type of x as the
+    n: the sum over all products. sm: the compute capability, 90 is 9.0. x: the kernels' name of the type of x as the
     kernel reads it. exponent: 2^-exponent brings all weights into the range of float16. sms: multiprocessors.
-    gated: the first of two products is the gate of the second, and only what they make together is stored.
+    gated: the first of two products is the gate of the second, and their joint result alone is stored.
     routed: how the m tokens meet experts, of which w is one; None for one matrix.
     """
 
@@ -92,7 +92,7 @@ class Problem(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """What problems depend on of a device: its number, compute capability (90 is 9.0) and multiprocessors."""
+    """The facts of a device that problems depend on: number, compute capability (90 is 9.0), multiprocessors."""
 
     device: int
     sm: int
@@ -104,10 +104,10 @@ def gpu(device: int) -> Gpu:
     """A CUDA device."""
     import cupy
 
-    found = cupy.cuda.Device(device)
-    return Gpu(device, int(found.compute_capability), int(found.attributes["MultiProcessorCount"]))
+    properties = cupy.cuda.Device(device)
+    return Gpu(device, int(properties.compute_capability), int(properties.attributes["MultiProcessorCount"]))
 
 
 def c_type(dtype: np.dtype[Any]) -> str:
-    """The type in which kernels read an array of this dtype; what they do not know is converted to float."""
+    """The type in which kernels read an array of this dtype; other dtypes are converted to float."""
     return C_TYPES.get(dtype.name, "float")

@@ -1,4 +1,4 @@
-"""Rows of a matrix in tiles by their index, decoded by the kernel gather_rows: what an embedding asks for."""
+"""Rows of a matrix in tiles by their index, decoded by the kernel gather_rows, for embeddings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""DeviceTensor: a matrix on a GPU, packed in device tiles."""
+"""Weights on a GPU, packed in device tiles: DeviceTensor, a matrix; DeviceExperts, a matrix for each expert."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import count
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,19 +17,19 @@ from qgemm.tensor import Tensor
 
 from . import upload
 from .kernels.panels import dense, plain_dtype
+from .layout import tile as tiles
 from .problem import C_TYPES
 from .rows import gathered
 
-SERIALS = count()  # of DeviceTensors, by which plans of several know them
+SERIALS = count(2)  # numbers of weights in keys of calls, where 0 and 1 equal False and True
 
 
 class DeviceTensor(Packed):
     """Weights [N, K] on a CUDA device; made by `tensor.to_device()`.
 
-    data: a CuPy array of bytes [row_blocks, tiles along K, bytes of a tile] (cuda/layout/tile.py), or for plain formats
-    of numbers [N, K]. row_absmax: right behind it, of the magnitude of the weights of each row of the row_blocks,
-    float32.
-    exponent: of a power of two that brings all weights into the range of float16.
+    data: a CuPy array of bytes [row_blocks, tiles along K, bytes of a tile] (cuda/layout/tile.py), for plain formats
+    numbers [N, K]. row_absmax: follows on data in memory; bounds of the magnitude of the weights of every row of the
+    row_blocks, float32. exponent: the power of two that brings all weights into the range of float16.
     """
 
     shape: tuple[int, int]
@@ -40,7 +42,7 @@ class DeviceTensor(Packed):
         self.pointer: int = data.data.ptr
         self.device: int = data.device.id
         self.serial = next(SERIALS)
-        self.plans: dict[Any, Any] = {}  # see qgemm/cuda/plan_cache.py
+        self.plans: dict[Any, Any] = {}  # remembered calls: qgemm/cuda/call/replay.py
 
     @classmethod
     def pack(cls, tensor: Tensor, blocks: Blocks) -> DeviceTensor:
@@ -59,15 +61,15 @@ class DeviceTensor(Packed):
 
     def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
         """The weights as a new CuPy array [N, K]: exact in float32, rounded once from it to float16 or bfloat16."""
-        found = float_dtype(dtype)
+        to = float_dtype(dtype)
         if self.format.levels is None:
             raise UnsupportedError(f"{self!r}: {self.format} has no decoder")
-        made = found if found.name in C_TYPES else np.dtype(np.float32)  # float64: from float32
+        stored = to if to.name in C_TYPES else np.dtype(np.float32)  # float64: from float32
         with self.data.device:
             if self.format.plain:
-                return self.data.astype(found, copy=False)
+                return self.data.astype(to, copy=False)
             (n, k), row_blocks = self.shape, self.data
-            return dense(self.format, k, row_blocks, n, made, 0).astype(found, copy=False)
+            return dense(self.format, k, row_blocks, n, stored, 0).astype(to, copy=False)
 
     def rows(self, index: Any, dtype: str = "float32") -> Any:
         """Rows by their index, decoded: a new array [*index.shape, K] of index's library, on its current stream.
@@ -90,6 +92,80 @@ class DeviceTensor(Packed):
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<DeviceTensor{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.data.device.id}>"
+
+
+class DeviceExperts(Packed):
+    """Weights [E, N, K] on a CUDA device, a matrix for each expert; made by `to_device()` of such a Tensor.
+
+    data: a CuPy array of bytes [E, bytes of an expert]. The bytes of an expert are those of a DeviceTensor: tiles, then
+    bounds of the rows. `experts[e]` is the DeviceTensor of one, over the same memory.
+    """
+
+    shape: tuple[int, int, int]
+
+    def __init__(self, format: Format, shape: tuple[int, int, int], data: Any, name: str = "") -> None:
+        self.format, self.shape, self.data, self.name = format, shape, data, name
+        self.pointer: int = data.data.ptr
+        self.device: int = data.device.id
+        self.serial = next(SERIALS)
+        self.plans: dict[Any, Any] = {}  # remembered calls: qgemm/cuda/call/replay.py
+
+    @cached_property
+    def exponent(self) -> int:
+        """The power of two that brings all weights into the range of float16; waits for the device at first."""
+        bounds = self.data[:, self.tiles_nbytes :].copy().view(np.float32)
+        return half_exponent(float(bounds.max()) if bounds.size else 0.0)
+
+    @classmethod
+    def pack(cls, tensor: Tensor, blocks: Blocks) -> DeviceExperts:
+        """Upload the blocks of a Tensor [E, N, K] to the current device, one expert after the other."""
+        import cupy
+
+        fmt, (e, n, k) = tensor.format, tensor.shape
+        data = cupy.empty((e, upload.tiles_nbytes(fmt, n, k)), np.uint8)
+        for expert in range(e if data.size else 0):
+            upload.upload(fmt, blocks[expert], data[expert])
+        experts = cls(fmt, (e, n, k), data, tensor.name)
+        _ = experts.exponent  # now: a CUDA graph that is being captured could not wait
+        return experts
+
+    @property
+    def row_absmax(self) -> int:
+        """Address of the rows' largest magnitudes of expert 0, which follow on its tiles."""
+        return self.pointer + self.tiles_nbytes
+
+    @property
+    def tiles_nbytes(self) -> int:
+        """Bytes of the tiles of an expert."""
+        return prod(tiles.tiles_shape(self.format, *self.shape[1:]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device: those of the blocks, and the padding to whole tiles."""
+        return int(self.data.nbytes)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, expert: int) -> DeviceTensor:
+        _, n, k = self.shape
+        memory = self.data[int(expert)]
+        shape = tiles.tiles_shape(self.format, n, k)
+        size = prod(shape)
+        bounds = memory[size:].view(np.float32)
+        return DeviceTensor(self.format, (n, k), memory[:size].reshape(shape), bounds, self.name)
+
+    def to_host(self) -> Tensor:
+        """Back to a Tensor, byte for byte as it was packed."""
+        e, n, k = self.shape
+        blocks = np.empty((e, n, self.format.blocks_in(k)), self.format.dtype)
+        for expert in range(e if blocks.size else 0):
+            blocks[expert] = self[expert].to_host().blocks
+        return Tensor(self.format, self.shape, blocks, self.name)
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<DeviceExperts{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.device}>"
 
 
 def check_tiled(fmt: Format, who: str) -> None:

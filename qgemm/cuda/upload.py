@@ -31,7 +31,7 @@ class Stage:
         self.done = cupy.cuda.Event(disable_timing=True)
 
     def send(self, part: NDArray[np.uint8], stream: Any) -> None:
-        """Gather rows of bytes here, once the chunk before is done, and send them on their way to the device."""
+        """Gather rows of bytes here, once the chunk before is done, and begin to send them to the device."""
         self.done.synchronize()
         self.host[: part.size].reshape(part.shape)[...] = part
         self.device.data.copy_from_host_async(self.host.ctypes.data, part.size, stream)
@@ -40,8 +40,8 @@ class Stage:
 def upload(fmt: Format, blocks: Blocks, memory: Any = None) -> tuple[Any, Any]:
     """Blocks [N, K / weights] -> tiles on the current device as bytes [row_blocks, tiles along K, bytes of a tile].
 
-    Also `tiles.row_absmax` of the blocks, which lie behind them. Returns when all that is there: kernels prefetch
-    weights before they wait for their stream. memory: bytes on the device to put them into, or new ones.
+    Also `tiles.row_absmax` of the blocks, which follow on the tiles in memory. Returns once everything is there:
+    kernels prefetch weights before they wait for their stream. memory: bytes on the device for both, else new ones.
     """
     import cupy
 
@@ -90,14 +90,13 @@ def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
 
 
 def tiles_nbytes(fmt: Format, n: int, k: int) -> int:
-    """Bytes of the tiles of a matrix [N, K] and of the bounds behind them."""
+    """Bytes of the tiles of a matrix [N, K] and of the bounds of its rows."""
     shape = tiles.tiles_shape(fmt, n, k)
     return prod(shape) + 4 * shape[0] * tiles.ROWS
 
 
 def empty_tiles(fmt: Format, n: int, count: int, memory: Any = None) -> tuple[Any, Any]:
-    """Memory for the tiles of n rows of `count` blocks, and behind it zeros for bounds of all rows of the
-    row_blocks."""
+    """Memory for the tiles of n rows of `count` blocks, then zeros for bounds of all rows of the row_blocks."""
     import cupy
 
     shape = tiles.tiles_shape(fmt, n, count * fmt.weights)
@@ -121,21 +120,21 @@ def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
     step = row_blocks * tiles.ROWS
     with data.device:
         kernel = UNPACK.load(fmt)
-        some = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
+        chunk = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
         for index, first in enumerate(range(0, n, step)):
             rows = min(step, n - first)
-            launch(kernel, fmt, data[index * row_blocks : (index + 1) * row_blocks], some, (), rows, count)
-            some[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
+            launch(kernel, fmt, data[index * row_blocks : (index + 1) * row_blocks], chunk, (), rows, count)
+            chunk[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
     return blocks
 
 
 def row_blocks_of(fmt: Format, count: int) -> int:
-    """Row blocks of rows of so many blocks that are a chunk."""
+    """The number of row blocks of a chunk, where a row has `count` blocks."""
     return max(1, STAGING_BYTES // (tiles.ROWS * count * fmt.block_bytes))
 
 
 def launch(kernel: Any, fmt: Format, source: Any, target: Any, more: tuple[Any, ...], rows: int, count: int) -> None:
-    """Reorder rows of so many blocks, one CTA a panel of a row_block, on the current stream."""
+    """Reorder rows of `count` blocks, one CTA a panel of a row_block, on the current stream."""
     along = -(-count * fmt.weights // tiles.columns(fmt))
     panels = -(-rows // tiles.ROWS) * -(-along // tiles.panel_tiles(fmt))
     kernel((panels,), (tiles.PACK_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))

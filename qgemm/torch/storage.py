@@ -26,17 +26,16 @@ from weakref import ReferenceType, ref
 import numpy as np
 import torch
 
-from qgemm.arguments import described
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
-from qgemm.cuda.experts import DeviceExperts
 from qgemm.cuda.kernels.panels import plain_dtype
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
 from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS, format_named
 from qgemm.packed import Packed
+from qgemm.placement import described
 from qgemm.tensor import Tensor
 
 POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples

@@ -12,7 +12,7 @@ from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda.call import experts, grouped
 from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 

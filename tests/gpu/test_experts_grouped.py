@@ -12,7 +12,7 @@ from strategies import TILED, gpu_settings, over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda import experts, grouped
+from qgemm.cuda.call import experts, grouped
 from qgemm.cuda.kernels import moe_prefill_sm80
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
 from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, config_of

@@ -59,7 +59,7 @@ def test_quantize_and_dequantize_equal_numpy_bit_for_bit(fmt, dtype):
 def test_tiles_from_planes_are_those_from_blocks(fmt):
     """Repacking is lossless; ragged rows and columns."""
     w = qgemm.quantize(np.random.default_rng(3).standard_normal((130, 7 * 32)), fmt)
-    uploaded = planes.Planes.of(w)
+    uploaded = planes.Planes.upload(w)
     assert uploaded.nbytes == w.nbytes
     tiled = uploaded.to_device()
     assert (tiled.data == w.to_device().data).all()
@@ -110,7 +110,7 @@ def test_what_a_block_cannot_hold_is_refused_as_on_the_host(value):
 def test_errors_name_what_came_and_what_fits():
     cp = cupy()
     with pytest.raises(qgemm.UnsupportedError, match="Q4_0 has no encoder on a GPU, the kbit formats have one"):
-        planes.Planes.of(qgemm.quantize(np.ones((1, 32)), "q4_0"))
+        planes.Planes.upload(qgemm.quantize(np.ones((1, 32)), "q4_0"))
     with pytest.raises(qgemm.UnsupportedError, match="row length 33"):
         qgemm.quantize(cp.ones((1, 33)), "kbit4")
     with pytest.raises(qgemm.UnsupportedError, match="only a matrix"):

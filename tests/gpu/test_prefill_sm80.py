@@ -12,16 +12,14 @@ from references import reference
 from strategies import INTEGER, TILED, over_formats
 
 import qgemm
-from qgemm.arguments import NO_EPILOGUE
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.activations import DeviceActivations
+from qgemm.cuda.call.plan import Source, problem, problem_of_launch
 from qgemm.cuda.kernels import prefill_sm80, routes
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16, PREFILL_SM80, PREFILL_SM80_A8, SM80_CONFIGS
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.plan import Source, problem, problem_of_launch
-from qgemm.cuda.problem import Q8_1, c_type
-from qgemm.cuda.products import Product, outputs_of, pointers_of
+from qgemm.cuda.problem import Q8_1, Output, c_type
 
 # What a weight is off by, relative to its magnitude: scale (or minimum) and weight rounded to half; weight to bf16.
 LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
@@ -62,11 +60,10 @@ def launch(x, w, y, stream, plan=None):
     """y of any type has the same sums."""
     prepared = isinstance(x, DeviceActivations)
     data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
-    made = [Product(w, y, NO_EPILOGUE)]
     given = Source(len(y), x.shape[-1], x.dtype.name, prepared)
     asked = problem(w, given, "a8" if prepared else "a16")
-    asked = problem_of_launch(kernel, [asked], outputs_of(made), source)
-    kernel.launch(asked, plan or kernel.choose(asked))(stream, data.data.ptr, *pointers_of(made))
+    asked = problem_of_launch(kernel, [asked], [Output(w.shape[0], y.dtype.name)], source)
+    kernel.launch(asked, plan or kernel.choose(asked))(stream, data.data.ptr, w.pointer, y.data.ptr, 0, 0)
 
 
 def on_gpu(x, dtype):

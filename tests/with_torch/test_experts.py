@@ -104,7 +104,7 @@ def test_what_is_refused():
     tensors = module.gate.packed, module.up.packed, module.down.packed
     with pytest.raises(qgemm.UnsupportedError, match="bias has shape"):
         QExperts.from_tensors(*tensors, [torch.zeros(E, 3), None, None])
-    with pytest.raises(qgemm.UnsupportedError, match="are no layer"):
+    with pytest.raises(qgemm.ShapeError, match="are no layer"):
         QExperts.from_tensors(module.gate.packed, module.up.packed, module.gate.packed)
     with pytest.raises(IndexError, match="there are experts 0 to 4"):
         module(x.detach(), ids + 3, weights)

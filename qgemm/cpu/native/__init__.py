@@ -5,9 +5,8 @@ reference, and serves where neither can be.
 from .calls import GATES
 from .libraries import serves
 from .library import origin, reason
-from .products import Weights, decode, multiply, preparation, quantize, quantize_groups
+from .products import decode, preparation, quantize, quantize_groups
 
 __all__ = [
-    "GATES", "Weights", "decode", "multiply", "origin", "preparation", "quantize", "quantize_groups", "reason",
-    "serves",
+    "GATES", "decode", "origin", "preparation", "quantize", "quantize_groups", "reason", "serves",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What Python tells kernels/cpu/multiply.h of a call, and the library that it is part of: the pool of threads."""
+"""The arguments of kernels/cpu/multiply.h, and its library: the pool of threads."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from qgemm import gating
 
 from .sources import source_of
 
-A8, A16, FLOATS = 1, 3, 0  # digits of x: int8 codes, three of 8 bits; none where x stays as it is
-TOKENS = 512  # rows of x that are packed at a time as one digit; half as many in float32, of which caches hold fewer
-OF_TILE = 8  # rows of x that tiles take together
+A8, A16, FLOATS = 1, 3, 0  # digits of x: one int8, three of 8 bits; none where x stays as floats
+TOKENS = 512  # rows of x that are packed at a time as one digit; half of that in float32, for the caches
+OF_TILE = 8  # rows of x in a tile
 LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
-ROWS = 32  # of W that a thread takes at least: two tiles
-TARGETS = 16  # weights of a call
-CHUNKS = 8  # of a thread: the last ones even out what threads lose to others
-CHUNKS_OF_TILES = 32  # of many rows of x, which take longer
+ROWS = 32  # rows of W of a thread at least: two tiles
+TARGETS = 16  # weights of a call at most
+CHUNKS = 8  # chunks a thread: the last ones even out threads that were interrupted
+CHUNKS_OF_TILES = 32  # the same for tiles, whose chunks need longer
 TABLE = 32  # levels at most, of a codebook of floats
 
-TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}  # of numbers, by NumPy's names
+TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}  # codes of types, by NumPy's names
 GATES = {name: i for i, name in enumerate(gating.GATES, 1)}  # 0: none
 
 C_TYPES = {
@@ -27,15 +27,15 @@ C_TYPES = {
 
 
 class Target(ctypes.Structure):
-    """Weights W [n, k] and y [m, n] = x @ W.T, for kernels/cpu/multiply.h, which takes its fields from here.
+    """Weights W [n, k] and y [m, n] = x @ W.T; kernels/cpu/multiply.h gets its fields from here.
 
-    pack, rows: functions of the library that multiplies, the format's own but for "a8_g256"; eight: that of the
-    format's library which makes codes of eight bits of W for it, or none. quantize: of x to blocks of activations, or
-    none. x_row, w_row, y_row, residual_row: bytes from a row to the next. row_bytes, tile_bytes: of a packed row of x.
-    packed_by: which of the weights of a call packs x for this one. table: levels of a codebook of floats, TABLE of
-    them. unit: what all sums are multiplied by. x_type, y_type, residual_type: of TYPES, x_type of blocks that of
-    float32. bias: n float32, or none. residual: [m, n] numbers, or none. gate: of GATES, by which sums and bias of
-    these weights gate those of the next ones, which have no y of their own.
+    pack, rows: functions of the library that multiplies, the format's own except for "a8_g256". eight: the function of
+    the format's library that converts W to codes of eight bits for "a8_g256", or none. quantize: the function that
+    quantizes x to blocks of activations, or none. x_row, w_row, y_row, residual_row: bytes from a row to the next.
+    row_bytes, tile_bytes: bytes of a packed row of x. packed_by: index of the weights in the call that pack x for
+    these. table: the levels of a codebook of floats, padded to TABLE. unit: factor of all sums. x_type, y_type,
+    residual_type: codes of TYPES; blocks have the x_type of float32. bias: n float32, or none. residual: [m, n]
+    numbers, or none. gate: a code of GATES; these weights then gate the next ones, which have no y of their own.
     """
 
     _fields_ = (
@@ -51,7 +51,7 @@ class Target(ctypes.Structure):
 
 
 class Decoding(ctypes.Structure):
-    """Rows of W [n, k] as numbers, for kernels/cpu/decode.h: all of them, or those of an index of int64."""
+    """Rows of W [n, k] as numbers, for kernels/cpu/decode.h: all rows, or rows by an index of int64."""
 
     _fields_ = (
         ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("index", ctypes.c_void_p), ("to", ctypes.c_void_p),
@@ -60,13 +60,13 @@ class Decoding(ctypes.Structure):
 
 
 def fields(struct: type[ctypes.Structure]) -> str:
-    """C for the members of a struct."""
+    """The members of a struct in C."""
     return " ".join(f"{C_TYPES[kind]} {name};" for name, kind, *_ in struct._fields_)
 
 
 OF_TYPES = {f"TYPE_{name.upper()}": str(code) for name, code in TYPES.items()}  # macros
 
-POOL = source_of(  # the library without which there is no other
+POOL = source_of(  # the library that all others need
     "pool",
     {
         "TARGET_FIELDS": fields(Target),

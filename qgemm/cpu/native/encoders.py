@@ -1,20 +1,19 @@
 """Fits of the encoders by kernels/cpu/encode/: those of qgemm/codec/ and of iq4_nl and iq4_xs, with the same bytes.
 
-Each takes the place of a function of NumPy (qgemm/codec/compiled.py), and is called by many threads at once, with a
-range of blocks each.
+COMPILED is the table for qgemm/codec/compiled.py. Many threads call a function at once, each with a range of blocks.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec import codebook, compiled, grids, lattice, search, super_blocks, ternary_grid
+from qgemm.codec import codebook, grids, lattice, search, super_blocks, ternary_grid
 from qgemm.codec.format import Format, Levels
 from qgemm.codec.packing import Bytes, Floats, to_float16
 from qgemm.codec.super_blocks import WEIGHTS, Affine, FitAffine, FitSymmetric, Symmetric
@@ -26,16 +25,16 @@ from .pool import run
 from .products import UNFUSED
 from .sources import Source, source_of
 
-OF_THREAD = 64  # blocks that a thread encodes at a time at least
-LANES = 16  # words behind the end of a table that vectors are read from
+OF_THREAD = 64  # blocks that a thread encodes at a time, at least
+LANES = 16  # words after the end of a table from which vectors are read
 FIELD = 4  # bits of a level in a word of levels
 POINTERS, NUMBERS, REALS = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
-TABLES = ("point_of", "starts", "counts", "neighbours", "near", "levels")  # of a grid
-Given = Mapping[str, NDArray[Any] | None]
+TABLES = ("point_of", "starts", "counts", "neighbours", "near", "levels")  # fields of a grid
+Arrays = Mapping[str, NDArray[Any] | None]  # by the names of fields
 
 
 class Fit(ctypes.Structure):
-    """Blocks or super-blocks to fit, for kernels/cpu/encode/fit.c, which takes its fields from here."""
+    """Blocks or super-blocks to fit, for kernels/cpu/encode/fit.c, which gets its fields from here."""
 
     _fields_ = (
         ("n", ctypes.c_int64),
@@ -47,7 +46,7 @@ class Fit(ctypes.Structure):
 
 
 class Grid(ctypes.Structure):
-    """Super-blocks to fit by points of a grid, for kernels/cpu/encode/lattice.c, which takes its fields from here."""
+    """Super-blocks to fit by points of a grid, for kernels/cpu/encode/lattice.c, which gets its fields from here."""
 
     _fields_ = (
         ("n", ctypes.c_int64),
@@ -58,7 +57,7 @@ class Grid(ctypes.Structure):
 
 
 class Ternary(ctypes.Structure):
-    """Super-blocks of three levels, for kernels/cpu/encode/ternary_grid.c, which takes its fields from here."""
+    """Super-blocks of three levels, for kernels/cpu/encode/ternary_grid.c, which gets its fields from here."""
 
     _fields_ = (
         ("n", ctypes.c_int64),
@@ -69,7 +68,7 @@ class Ternary(ctypes.Structure):
 
 
 class Codebook(ctypes.Structure):
-    """Blocks of iq4_nl or iq4_xs, for kernels/cpu/encode/codebook.c, which takes its fields from here."""
+    """Blocks of iq4_nl or iq4_xs, for kernels/cpu/encode/codebook.c, which gets its fields from here."""
 
     _fields_ = (
         ("n", ctypes.c_int64),
@@ -79,12 +78,12 @@ class Codebook(ctypes.Structure):
 
 
 class Blocks(ctypes.Structure):
-    """Blocks of types without a search, for kernels/cpu/encode/blocks.c, which takes its fields from here.
+    """Blocks of types without a search, for kernels/cpu/encode/blocks.c, which gets its fields from here.
 
-    refused: set to 1 where a block may have to be refused. Of kbit alone: TABLE edges, those between its distinct
-    levels and infinities; the code of each level, none where that is its number; bit planes, bytes of an absmax and
-    where its magnitudes end. Of groups alone: bits and weights, whether each has a zero, whether scales are bfloat16,
-    bytes of a block, and the same limit.
+    refused: set to 1 where a block may have to be refused. For kbit alone: TABLE edges, those between its distinct
+    levels and infinities; the code of each level, none where that is its number; bit planes, bytes of an absmax and the
+    largest magnitude. For groups alone: bits and weights, whether each has a zero, whether scales are bfloat16,
+    block_bytes, and the same limit.
     """
 
     _fields_ = (
@@ -107,14 +106,14 @@ BLOCKS = source_of("encode/blocks", {"BLOCKS_FIELDS": fields(Blocks)}, UNFUSED)
 SOURCES = (FIT, LATTICE, TERNARY, CODEBOOK, BLOCKS)
 
 
-def blocks(x: Floats, weights: Floats, most: int, has_minimum: bool) -> Levels | None:
+def blocks(x: Floats, weights: Floats, greatest: int, has_minimum: bool) -> Levels | None:
     """As search.fitted."""
     n, size = x.shape
     d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
     minimum = np.empty(n, np.float32) if has_minimum else None
-    given = {"x": x, "importance": weights, "d": d, "dmin": minimum, "codes": codes}
-    facts = {"groups": WEIGHTS // size, "most": most if has_minimum else (most + 1) // 2}
-    done = _called(FIT, "qgemm_fit_blocks", Fit, given, n=n, **facts, **_steps(search.STEPS))
+    arrays = {"x": x, "importance": weights, "d": d, "dmin": minimum, "codes": codes}
+    facts = {"groups": WEIGHTS // size, "most": greatest if has_minimum else (greatest + 1) // 2}
+    done = _called(FIT, "qgemm_fit_blocks", Fit, arrays, n=n, **facts, **_steps(search.STEPS))
     return Levels(codes, d, minimum) if done else None
 
 
@@ -124,11 +123,11 @@ def with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffi
     d, dmin = np.empty((2, n), np.float32)
     sc, m = np.empty((2, n, kind.groups), np.uint8)
     codes = np.empty(x.shape, np.uint8)
-    given = {"x": x, "importance": importance, "d": d, "dmin": dmin, "sc": sc, "m": m, "codes": codes}
+    arrays = {"x": x, "importance": importance, "d": d, "dmin": dmin, "sc": sc, "m": m, "codes": codes}
     facts = {"groups": kind.groups, "most": kind.max_code, "most_scale": kind.max_scale}
     facts |= {"rooted": kind.rooted, "spills": kind.spills}
     steps = _steps(kind.steps if importance is None else search.STEPS)
-    done = _called(FIT, "qgemm_fit_with_minimums", Fit, given, n=n, means=kind.means, **facts, **steps)
+    done = _called(FIT, "qgemm_fit_with_minimums", Fit, arrays, n=n, means=kind.means, **facts, **steps)
     return (to_float16(d), to_float16(dmin), sc, m, codes) if done else None
 
 
@@ -137,52 +136,52 @@ def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> F
     n = len(x)
     d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
     sc = np.empty((n, kind.groups), np.int8)
-    given = {"x": x, "importance": importance, "d": d, "sc": sc, "codes": codes}
+    arrays = {"x": x, "importance": importance, "d": d, "sc": sc, "codes": codes}
     facts = {"groups": kind.groups, "most": kind.zero, "most_scale": kind.max_scale, "moved": kind.moved}
     means = {"with_means": kind.means is not None, "means": kind.means or 0}
     ends = {"least": kind.least, "empty": kind.empty}
-    done = _called(FIT, "qgemm_fit_without_minimums", Fit, given, n=n, **facts, **means, **ends)
+    done = _called(FIT, "qgemm_fit_without_minimums", Fit, arrays, n=n, **facts, **means, **ends)
     return (to_float16(d), sc, codes) if done else None
 
 
 def of_lattice(kind: lattice.Lattice, x: Floats, importance: Floats | None) -> lattice.Fit | None:
     """As lattice.fitted."""
-    n, groups, of = len(x), WEIGHTS // kind.size, _table(kind.grid)
-    found = lattice.Fit(
+    n, groups, table = len(x), WEIGHTS // kind.size, _table(kind.grid)
+    fit = lattice.Fit(
         np.empty((n, groups), np.float32),
-        np.empty((n, WEIGHTS // of.dims), np.int64),
+        np.empty((n, WEIGHTS // table.dims), np.int64),
         np.empty((n, WEIGHTS // lattice.MAGNITUDES), np.uint8),
         np.empty((n, groups), np.bool_),
     )
-    given: Given = {
-        **of.arrays, "x": x, "importance": importance,
-        "scale": found.scales, "points": found.points, "signs": found.signs, "empty": found.empty,
+    arrays: Arrays = {
+        **table.arrays, "x": x, "importance": importance,
+        "scale": fit.scales, "points": fit.points, "signs": fit.signs, "empty": fit.empty,
     }  # fmt: skip
-    facts = {"dims": of.dims, "base": of.base, "size": kind.size, "steps": kind.steps, "step": kind.step}
+    facts = {"dims": table.dims, "base": table.base, "size": kind.size, "steps": kind.steps, "step": kind.step}
     flags = {"paired": kind.paired, "all_again": kind.refit_all, "first_fit": kind.first_fit}
     reals = {"least": kind.least, "means": kind.means, "flat": kind.flat or 0}
-    done = _called(LATTICE, "qgemm_fit_lattice", Grid, given, n=n, **facts, **flags, **reals)
-    return found if done else None
+    done = _called(LATTICE, "qgemm_fit_lattice", Grid, arrays, n=n, **facts, **flags, **reals)
+    return fit if done else None
 
 
 def of_ternary(kind: ternary_grid.Ternary, x: Floats, importance: Floats | None) -> ternary_grid.Fit | None:
     """As ternary_grid.fitted."""
-    n, of, points = len(x), _table("IQ1_S"), WEIGHTS // ternary_grid.DIMS
-    found = ternary_grid.Fit(
+    n, table, points = len(x), _table("IQ1_S"), WEIGHTS // ternary_grid.DIMS
+    fit = ternary_grid.Fit(
         np.empty(n, np.float32),
         np.empty((n, kind.groups), np.uint8),
         np.empty((n, points), np.int64),
         np.empty((n, points), np.bool_),
     )
-    given: Given = {**of.arrays, "x": x, "importance": importance, **found._asdict()}
-    facts = {"base": of.base, "groups": kind.groups, "parts": kind.parts, "least": kind.least, "refit": kind.refit}
-    return found if _called(TERNARY, "qgemm_fit_ternary", Ternary, given, n=n, **facts) else None
+    arrays: Arrays = {**table.arrays, "x": x, "importance": importance, **fit._asdict()}
+    facts = {"base": table.base, "groups": kind.groups, "parts": kind.parts, "least": kind.least, "refit": kind.refit}
+    return fit if _called(TERNARY, "qgemm_fit_ternary", Ternary, arrays, n=n, **facts) else None
 
 
 def of_codebook(x: Floats, importance: Floats | None) -> tuple[Floats, Bytes] | None:
     """As iq4_nl.fitted."""
-    found = _of_codebook(x, importance, 1)
-    return None if found is None else (found[0], found[2])
+    fit = _of_codebook(x, importance, 1)
+    return None if fit is None else (fit[0], fit[2])
 
 
 def of_codebook_groups(x: Floats, importance: Floats | None) -> tuple[Floats, NDArray[np.int8], Bytes] | None:
@@ -196,7 +195,7 @@ def encoded(fmt: Format, x: Floats) -> NDArray[Any] | None:
     if engine is None:
         return None
     x, blocks = np.ascontiguousarray(x), np.empty(len(x), fmt.dtype)
-    job, _kept = blocks_job(fmt, x, blocks, np.zeros(1, np.int32))
+    job, _arrays = blocks_job(fmt, x, blocks, np.zeros(1, np.int32))
     engine[exported(fmt)](ctypes.byref(job), ctypes.c_int64(0), ctypes.c_int64(len(x)))
     return blocks
 
@@ -207,7 +206,7 @@ def encoded_at_once(fmt: Format, x: NDArray[Any], blocks: NDArray[Any]) -> bool:
     if engine is None or x.dtype != np.float32 or not (x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative):
         return False
     refused = np.zeros(1, np.int32)
-    job, _kept = blocks_job(fmt, x, blocks, refused)
+    job, _arrays = blocks_job(fmt, x, blocks, refused)
     run(engine[exported(fmt)], job, len(x), OF_THREAD)
     return not refused[0]
 
@@ -231,7 +230,7 @@ def exported(fmt: Format) -> str:
 def blocks_job(
     fmt: Format, x: Floats, blocks: NDArray[Any], refused: NDArray[np.int32]
 ) -> tuple[Blocks, dict[str, NDArray[Any]]]:
-    """What that function is told of x [n, weights] and blocks [n], and the arrays that it points to."""
+    """The argument of that function for x [n, weights] and blocks [n], and the arrays that it points to."""
     arrays: dict[str, NDArray[Any]] = {"x": x, "blocks": blocks, "refused": refused}
     facts: dict[str, float] = {}
     if fmt.variant is not None:
@@ -259,24 +258,11 @@ def _engine(fmt: Format) -> ctypes.CDLL | None:
     return library(BLOCKS) if compiles_blocks(fmt) and not reason() else None
 
 
-def install() -> None:
-    """Encoders fit by compiled code from now on, where there is some."""
-    compiled.use(Format.encoded, encoded)
-    compiled.use(Format.encoded_at_once, encoded_at_once)
-    compiled.use(search.fitted, blocks)
-    compiled.use(super_blocks.fitted_with_minimums, with_minimums)
-    compiled.use(super_blocks.fitted_without_minimums, without_minimums)
-    compiled.use(lattice.fitted, of_lattice)
-    compiled.use(ternary_grid.fitted, of_ternary)
-    compiled.use(iq4_nl.fitted, of_codebook)
-    compiled.use(iq4_xs.fitted, of_codebook_groups)
-
-
 def _of_codebook(x: Floats, importance: Floats | None, groups: int) -> tuple[Floats, NDArray[np.int8], Bytes] | None:
     n = len(x)
     d, sc, codes = np.empty(n, np.float32), np.empty((n, groups), np.int8), np.empty(x.shape, np.uint8)
-    given = {"x": x, "importance": importance, "d": d, "sc": sc if groups > 1 else None, "codes": codes}
-    done = _called(CODEBOOK, "qgemm_fit_codebook", Codebook, given, n=n, groups=groups)
+    arrays = {"x": x, "importance": importance, "d": d, "sc": sc if groups > 1 else None, "codes": codes}
+    done = _called(CODEBOOK, "qgemm_fit_codebook", Codebook, arrays, n=n, groups=groups)
     return (d, sc, codes) if done else None
 
 
@@ -291,26 +277,39 @@ class _Table(NamedTuple):
 @cache
 def _table(name: str) -> _Table:
     """Levels of a point are 2 * code + 1, of the ternary grid the code."""
-    of = grids.grid(name)
-    codes = of.points if of is grids.grid("IQ1_S") else 2 * of.points + 1
+    grid = grids.grid(name)
+    codes = grid.points if grid is grids.grid("IQ1_S") else 2 * grid.points + 1
     levels = (codes.astype(np.int64) << FIELD * np.arange(codes.shape[1])).sum(axis=1).astype(np.uint32).view(np.int32)
-    given = {
-        "point_of": of.point_of, "starts": of.starts, "counts": of.counts, "neighbours": of.neighbours,
-        "near": np.concatenate([levels[of.neighbours], np.zeros(LANES, np.int32)]), "levels": levels,
+    fields_of_grid = {
+        "point_of": grid.point_of, "starts": grid.starts, "counts": grid.counts, "neighbours": grid.neighbours,
+        "near": np.concatenate([levels[grid.neighbours], np.zeros(LANES, np.int32)]), "levels": levels,
     }  # fmt: skip
-    arrays = {field: np.ascontiguousarray(array, np.int32) for field, array in given.items()}
-    return _Table(arrays, of.points.shape[1], of.base)
+    arrays = {field: np.ascontiguousarray(array, np.int32) for field, array in fields_of_grid.items()}
+    return _Table(arrays, grid.points.shape[1], grid.base)
 
 
 def _steps(steps: search.Steps) -> dict[str, float]:
     return {"first": steps.first, "step": steps.step, "tries": steps.tries, "absolute": steps.absolute}
 
 
-def _called(source: Source, name: str, struct: type[ctypes.Structure], given: Given, **facts: float) -> bool:
+def _called(source: Source, name: str, struct: type[ctypes.Structure], arrays: Arrays, **facts: float) -> bool:
     """Call a function of a library with arrays and numbers by the names of its fields; False: NumPy must."""
     engine = None if reason() else library(source)
     if engine is None:
         return False
-    arrays = {field: np.ascontiguousarray(array) for field, array in given.items() if array is not None}
-    engine[name](ctypes.byref(struct(**{field: array.ctypes.data for field, array in arrays.items()}, **facts)))
+    contiguous = {field: np.ascontiguousarray(array) for field, array in arrays.items() if array is not None}
+    engine[name](ctypes.byref(struct(**{field: array.ctypes.data for field, array in contiguous.items()}, **facts)))
     return True
+
+
+COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {  # for qgemm/codec/compiled.py
+    Format.encoded: encoded,
+    Format.encoded_at_once: encoded_at_once,
+    search.fitted: blocks,
+    super_blocks.fitted_with_minimums: with_minimums,
+    super_blocks.fitted_without_minimums: without_minimums,
+    lattice.fitted: of_lattice,
+    ternary_grid.fitted: of_ternary,
+    iq4_nl.fitted: of_codebook,
+    iq4_xs.fitted: of_codebook_groups,
+}

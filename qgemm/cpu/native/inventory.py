@@ -1,4 +1,4 @@
-"""All libraries of kernels/cpu/ that this package asks for: what a wheel brings, and what is checked on other CPUs."""
+"""All libraries of kernels/cpu/ that this package uses; a wheel brings them, and tests check them on other CPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sources import Source
 
 
 def sources(formats: Iterable[Format] = FORMATS.values()) -> list[Source]:
-    """Those of no format: the pool, activations, "a8_g256", encoders; and of each format that has one. Each once."""
+    """The sources of no format (pool, activations, "a8_g256", encoders) and those of formats, without repetition."""
     of_formats = (libraries.source(fmt) for fmt in formats)
-    each = (POOL, products.QUANTIZER, products.EIGHT_BITS, *encoders.SOURCES, *of_formats)
-    return list(dict.fromkeys(source for source in each if source is not None))
+    every = (POOL, products.QUANTIZER, products.EIGHT_BITS, *encoders.SOURCES, *of_formats)
+    return list(dict.fromkeys(source for source in every if source is not None))

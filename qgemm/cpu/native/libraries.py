@@ -1,4 +1,4 @@
-"""Which C file of kernels/cpu/ multiplies by the weights of a format, and the macros that make it that format's."""
+"""The C file of kernels/cpu/ that multiplies by the weights of a format, with the macros of that format."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def source(fmt: Format) -> Source | None:
     return compilable(fmt, source_of("products", definitions))
 
 
-def compilable(fmt: Format, found: Source) -> Source | None:
-    """The source; None for one of a family in a wheel without a compiler, which brings the listed formats' libraries.
+def compilable(fmt: Format, library_source: Source) -> Source | None:
+    """The source; None for a family of formats in a wheel without a compiler, which has libraries of listed formats.
 
-    One that is asked for in vain would end all.
+    A library that can be neither loaded nor compiled would disable all others.
     """
-    return None if fmt.family and compiler() is None and not prebuilt.has(found) else found
+    return None if fmt.family and compiler() is None and not prebuilt.has(library_source) else library_source
 
 
 def group_definitions(fmt: Format) -> dict[str, str]:
-    """What kernels/cpu/formats/groups.h takes of a group format."""
+    """The macros of a group format for kernels/cpu/formats/groups.h."""
     zero = 0 if not fmt.zero_field else fmt.dtype[fmt.zero_field].itemsize
     return {
         "GROUP_BITS": str(fmt.code_bits),
@@ -77,7 +77,7 @@ def group_definitions(fmt: Format) -> dict[str, str]:
 
 
 def multiplied_as(fmt: Format) -> Format:
-    """The format whose library multiplies: its own, or f32 for one that is decoded before."""
+    """The format whose library multiplies: its own, or f32 for weights that are decoded first."""
     return FORMATS["f32"] if source(fmt) is None else fmt
 
 
@@ -91,14 +91,14 @@ def loaded(fmt: Format) -> ctypes.CDLL | None:
     """The library of a format, None where it cannot be compiled; codebooks of floats share one."""
     if fmt.needs_table and not fmt.family and fmt.name in FORMATS and fmt is not FORMATS[fmt.name]:
         return loaded(FORMATS[fmt.name])
-    found_source = source(fmt)
-    assert found_source is not None, "asked of multiplied_as"
-    found = library(found_source)
-    return found if found is None else sized(found)
+    library_source = source(fmt)
+    assert library_source is not None, "multiplied_as gives formats with a source"
+    code = library(library_source)
+    return code if code is None else sized(code)
 
 
-def sized(found: ctypes.CDLL) -> ctypes.CDLL:
-    """A library of products, whose function for the size of a packed row is ready to be called."""
-    found.qgemm_packed_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64]
-    found.qgemm_packed_bytes.restype = ctypes.c_int64
-    return found
+def sized(code: ctypes.CDLL) -> ctypes.CDLL:
+    """A library of products, with the signature of its function for the size of a packed row."""
+    code.qgemm_packed_bytes.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64]
+    code.qgemm_packed_bytes.restype = ctypes.c_int64
+    return code

@@ -12,9 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from time import perf_counter
 
 from qgemm.errors import QgemmError
 from qgemm.files.compiled import load_or_make
+from qgemm.log import logger
 from qgemm.once import Once
 from qgemm.version import pip_install
 
@@ -24,16 +26,16 @@ from .compiler import FLAGS, NATIVE, CompileError, Compiler, compiled, compiler,
 from .sources import Source, digest
 
 DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
-NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # of CPUs that kernels/cpu/vec/ has instructions for
+NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # features of the CPUs that kernels/cpu/vec/ serves
 
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = threading.Lock()
-_compiled = threading.local()  # count: of libraries that this thread has compiled
-_failed: list[str] = []  # the reason, once one was
+_compiled = threading.local()  # count: libraries that this thread has compiled
+_failed: list[str] = []  # the reason of the first failure, once there was one
 
 
 def reason() -> str:
-    """Why there is no compiled code, "" if there may be; asks nothing of the compiler."""
+    """Why there is no compiled code, "" if there may be; the compiler is not run."""
     if os.environ.get(DISABLED) == "numpy":
         return f"{DISABLED}=numpy"
     return _failed[0] if _failed else lacking()
@@ -60,23 +62,23 @@ def origin() -> str:
 
 
 def library(source: Source) -> ctypes.CDLL | None:
-    """The library of a source, None where there is none. The first failure warns, and is the last."""
+    """The library of a source, None where there is none. The first failure warns, and disables all compiled code."""
     return _loaded.get(source, lambda: None if reason() else _library(source))
 
 
-def built(by: Compiler, source: Source, march: Sequence[str], of_cpu: str = "") -> bytes:
-    """A library for CPUs that the words `march` name, or for one CPU: from the cache, or compiled, and kept there.
+def built(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str = "") -> bytes:
+    """A library for the CPUs of the words `march`, or for one CPU: from the cache, or compiled, and stored there.
 
     The key of the cache is everything that the compiler reads: all sources of the folder, macros, flags, the compiler,
     the CPU.
     """
-    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], of_cpu)
+    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], cpu_facts)
     entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
-    return load_or_make(entry, lambda: stamp(_made(by, source, march), entry), lambda found: stamped(found, entry))
+    return load_or_make(entry, lambda: stamp(_compile(by, source, march), entry), lambda code: stamped(code, entry))
 
 
 def compiles(load: Callable[[], object]) -> bool:
-    """Load a library; whether that took the compiler."""
+    """Load a library; whether the compiler ran for it."""
     before = _count()
     load()
     return _count() > before
@@ -86,9 +88,17 @@ def _count() -> int:
     return getattr(_compiled, "count", 0)
 
 
-def _made(by: Compiler, source: Source, march: Sequence[str]) -> bytes:
+def _compile(by: Compiler, source: Source, march: Sequence[str]) -> bytes:
     _compiled.count = _count() + 1
-    return compiled(by, source.file, [*march, *source.words])
+    start, code = perf_counter(), compiled(by, source.file, [*march, *source.words])
+    logger.info("%s: compiled in %.2f s", _title(source), perf_counter() - start)
+    return code
+
+
+def _title(source: Source) -> str:
+    """The library's name in the log: its C file, and the format that it is for."""
+    formats = [word.partition("=")[2] for word in source.words if word.startswith("-DFORMAT_NAME=")]
+    return " ".join([f"{source.name}.c", *formats])
 
 
 def _own(by: Compiler | None) -> bool:
@@ -98,10 +108,11 @@ def _own(by: Compiler | None) -> bool:
 
 def _library(source: Source) -> ctypes.CDLL | None:
     by = compiler()
-    found = None if _own(by) else prebuilt.code(source)
-    if found is not None:
-        with suppress(OSError):  # for another C library: compiled here, if it can be
-            return _load(found)
+    code = None if _own(by) else prebuilt.code(source)
+    logger.info("%s: from %s", _title(source), "the cache or the compiler" if code is None else "the package")
+    if code is not None:
+        with suppress(OSError):  # built for another C library: compile here, where possible
+            return _load(code)
     try:
         if by is None:
             raise CompileError(f"no prebuilt library of {source.name}.c, and no C compiler")
@@ -109,8 +120,8 @@ def _library(source: Source) -> ctypes.CDLL | None:
     except (QgemmError, OSError) as error:
         with _warning:
             if not _failed:
-                what = "there is" if by is None else "the C compiler failed:"
-                _failed.append(f"{what} {str(error).splitlines()[0]}")
+                problem = "there is" if by is None else "the C compiler failed:"
+                _failed.append(f"{problem} {str(error).splitlines()[0]}")
                 warnings.warn(f"products on the CPU stay slow, by NumPy: {error}", RuntimeWarning, stacklevel=5)
         return None
 
@@ -118,7 +129,7 @@ def _library(source: Source) -> ctypes.CDLL | None:
 def _load(code: bytes) -> ctypes.CDLL:
     """A library from its bytes: a file in memory has no name under which others could swap it.
 
-    Its descriptor stays open: another library under the same number would be taken for this one by dlopen.
+    Its descriptor stays open: dlopen would take another library under the same number for this one.
     """
     fd = os.memfd_create("qgemm", os.MFD_CLOEXEC)
     with open(fd, "wb", closefd=False) as file:

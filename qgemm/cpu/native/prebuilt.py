@@ -1,8 +1,8 @@
 """Libraries that a platform wheel brings, in qgemm/prebuilt/: made by tools/build_wheel.py, for kinds of CPUs.
 
-A library is named after the hash of what it was made of, ends with that name, and is sealed: one of other sources is
-not found, a damaged or renamed one not loaded. That is no signature: who can write to the package can change its Python
-as well.
+The name of a library is the hash of its sources and flags; the file ends with that name and is sealed. So a library of
+other sources is not found, a damaged or renamed one not loaded. This is no signature: whoever can write to the package
+can change its Python as well.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .sources import Source, digest
 
 
 class Target(NamedTuple):
-    """CPUs that one set of libraries is for.
+    """The CPUs that one set of libraries serves.
 
-    name: of the folder. machine: as platform.machine() says it. needs: flags of /proc/cpuinfo, of the instructions that
-    the compiler may use. beyond: of those that kernels/cpu/vec/ knows and these libraries do without. march: words for
-    GCC; zig: for `zig cc`, with the oldest glibc that the libraries shall run on.
+    name: of the folder. machine: the value of platform.machine(). needs: flags of /proc/cpuinfo for the instructions
+    that the compiler may use. beyond: flags for instructions of kernels/cpu/vec/ that these libraries do without.
+    march: words for GCC; zig: words for `zig cc`, with the oldest glibc that the libraries support.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Target(NamedTuple):
     zig: tuple[str, ...]
 
 
-# The instructions of x86-64-v3, what x86-64-v4 adds, and those of armv8.2-a, as Linux calls them.
+# The instructions of x86-64-v3, those that x86-64-v4 adds, and those of armv8.2-a, as Linux calls them.
 _V3 = frozenset({
     "pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "cx16", "lahf_lm",
     "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave",
@@ -61,46 +61,46 @@ TARGETS = (  # the best first
 
 
 def folder() -> Path:
-    """Where a wheel has the libraries; a checkout has no such folder."""
+    """The folder of libraries in a wheel; a checkout has none."""
     return Path(__file__).parents[2] / "prebuilt"
 
 
-def runs(of: Target) -> bool:
+def runs(candidate: Target) -> bool:
     """Whether this CPU can run the libraries of a target."""
-    return of.machine == platform.machine() and of.needs <= set(cpu().split())
+    return candidate.machine == platform.machine() and candidate.needs <= set(cpu().split())
 
 
 @cache
 def target() -> Target | None:
     """The best of TARGETS that this CPU can run and that there are libraries for."""
-    return next((each for each in TARGETS if runs(each) and (folder() / each.name).is_dir()), None)
+    return next((candidate for candidate in TARGETS if runs(candidate) and (folder() / candidate.name).is_dir()), None)
 
 
 def outdone() -> bool:
     """Whether this CPU has instructions that the kernels would use and the prebuilt libraries do without."""
-    found = target()
-    return found is not None and not found.beyond.isdisjoint(cpu().split())
+    best = target()
+    return best is not None and not best.beyond.isdisjoint(cpu().split())
 
 
-def entry(of: Target, source: Source) -> str:
-    """The name of a library's file: the hash of what it was made of."""
-    facts = (*source, digest(), FLAGS, of.name, of.march, sorted(of.needs))
+def entry(cpus: Target, source: Source) -> str:
+    """The name of a library's file: the hash of all that determines it."""
+    facts = (*source, digest(), FLAGS, cpus.name, cpus.march, sorted(cpus.needs))
     return f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
 
 
 def has(source: Source) -> bool:
     """Whether there is a file for a library of these sources, for this CPU."""
-    found = target()
-    return found is not None and (folder() / found.name / entry(found, source)).is_file()
+    best = target()
+    return best is not None and (folder() / best.name / entry(best, source)).is_file()
 
 
 def code(source: Source) -> bytes | None:
-    """The library of these very sources for this CPU; None without one, or for a damaged one, which warns."""
-    found = target()
-    if found is None:
+    """The library of exactly these sources for this CPU; None without one, or with a warning if it is damaged."""
+    best = target()
+    if best is None:
         return None
-    name = entry(found, source)
-    path = folder() / found.name / name
+    name = entry(best, source)
+    path = folder() / best.name / name
     try:
         library = unsealed(path.read_bytes())
         if stamped(library, name):

@@ -1,4 +1,4 @@
-"""Products of packed weights by kernels/cpu/: a library a format (libraries.py)."""
+"""Products of packed weights by kernels/cpu/: a library for each format (libraries.py)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .library import compiles, library, reason
 from .pool import pool, ready, run
 from .sources import source_of
 
-UNFUSED = ("-ffp-contract=off",)  # of rounding that NumPy does in two steps
+UNFUSED = ("-ffp-contract=off",)  # for rounding that NumPy does in two steps
 ALIGNED = 64  # bytes: a cache line, and a vector
-PANEL = 1 << 22  # weights that are decoded at a time, of a format without a library of its own
+PANEL = 1 << 22  # weights decoded at a time, for a format without a library of its own
 
 
 class Quantization(ctypes.Structure):
@@ -87,23 +87,23 @@ def _quantizer() -> ctypes.CDLL | None:
 
 
 def preparation(formats: Sequence[Format], kinds: Sequence[str]) -> list[Callable[[], bool]]:
-    """What products by weights of these formats compile at first use, each a call; kinds: of activations."""
-    wanted = dict.fromkeys(multiplied_as(fmt) for fmt in formats if serves(fmt))
-    loads: list[Callable[[], object]] = [partial(loaded, fmt) for fmt in wanted]
+    """A call for each library of products by weights of these formats; kinds: of activations."""
+    libraries = dict.fromkeys(multiplied_as(fmt) for fmt in formats if serves(fmt))
+    loads: list[Callable[[], object]] = [partial(loaded, fmt) for fmt in libraries]
     if loads:
         loads += [
             pool,
             *[_quantizer] * (set(kinds) != {"a16"}),
             *[eight_bit_library] * (not group_activations.INTEGER.keys().isdisjoint(kinds)),
         ]
-    return [partial(compiles, each) for each in loads]
+    return [partial(compiles, load) for load in loads]
 
 
-class Weights(NamedTuple):
-    """One product of a call: weights [N, K], y [M, N] of any float dtype and with contiguous rows, and what follows.
+class Product(NamedTuple):
+    """One product of a call: weights [N, K], y [M, N] of any float dtype and with contiguous rows, and its epilogue.
 
     bias: [N] float32. residual: [M, N] of any float dtype. gate: of GATES; this product then gates the next one of the
-    call, of which y is None.
+    call, whose y is None.
     """
 
     w: Tensor
@@ -123,27 +123,38 @@ class Weights(NamedTuple):
         return self.bias is None and self.residual is None
 
 
-def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> bool:
-    """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype.
-
-    activation: "a16"; "a8" with x as blocks of activations [M, K / 32], or values that are quantized to them; "a8_g256"
-    with x as its blocks; of "e4m3_g256" what its blocks decode to is multiplied by exact weights.
-
-    x is packed once for all weights of a format, and the rows of all weights are shared out together. False where NumPy
-    must do it: then nothing is written.
-    """
-    if activation == group_activations.E4M3:
-        x, activation = group_activations.FORMATS[activation].dequantize(x), "a16"
-    digits = [_digits(p.w.format, activation) for p in products]
-    if None in digits:
+def multiplies(products: Sequence[Product], activation: str) -> bool:
+    """Whether compiled code makes all of these products; NumPy must where it does not, and where one is empty."""
+    activation = _as_multiplied(activation)
+    if any(p.y is not None and not p.y.size for p in products) or any(0 in p.w.shape for p in products):
+        return False
+    if None in [_digits(p.w.format, activation) for p in products]:
         return False
     engines = [loaded(multiplied_as(p.w.format)) for p in products]
+    decoded = [p for p in products if multiplied_as(p.w.format) != p.w.format]
+    return None not in engines and _ready(activation) and not any(p.finishes for p in decoded)
+
+
+def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
+    """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype; all of which `multiplies`.
+
+    activation: "a16"; "a8" and "a8_g256" with values, which are quantized, or with blocks of activations
+    [M, K / 32] of that kind; "e4m3_g256" with blocks of its kind, which are decoded and multiplied by exact weights.
+
+    x is packed once for all weights of a format, and the rows of all weights are shared out together.
+    """
+    if activation == group_activations.E4M3:
+        x = group_activations.FORMATS[activation].dequantize(x)
+    elif activation in group_activations.INTEGER and not x.dtype.names:
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite
+            blocks = quantize_groups(x, group_activations.INTEGER[activation])
+        assert blocks is not None, "`multiplies` says so"
+        x = blocks
+    activation = _as_multiplied(activation)
     whole = [p for p in products if multiplied_as(p.w.format) == p.w.format]
     decoded = [p for p in products if multiplied_as(p.w.format) != p.w.format]
-    if None in engines or not _ready(activation) or any(p.finishes for p in decoded):
-        return False
     x = np.require(x, requirements=["C", "A"])
-    for start in range(0, len(whole), TARGETS):  # what gates comes with what it gates alone
+    for start in range(0, len(whole), TARGETS):  # a product that gates comes in a call with only the one it gates
         _multiply(x, whole[start : start + TARGETS], activation)
     for p in decoded:
         height = max(1, PANEL // max(1, p.w.shape[1]))
@@ -151,8 +162,12 @@ def multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> b
             values = p.w.format.dequantize(p.w.blocks[start : start + height])
             panel = Tensor(multiplied_as(p.w.format), values.shape, values)
             assert p.y is not None, "a product of its own"
-            _multiply(x, [Weights(panel, p.y[:, start : start + height])], activation)
-    return True
+            _multiply(x, [Product(panel, p.y[:, start : start + height])], activation)
+
+
+def _as_multiplied(activation: str) -> str:
+    """The activation whose library multiplies: e4m3 activations are decoded, so "a16" for them."""
+    return "a16" if activation == group_activations.E4M3 else activation
 
 
 def _ready(activation: str) -> bool:
@@ -172,7 +187,7 @@ def _digits(fmt: Format, activation: str) -> int | None:
     return A8 if whole else A16 if multiplied_as(fmt).integer else FLOATS
 
 
-def _multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> None:
+def _multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
     """All products in one call; x contiguous."""
     targets = (Target * len(products))()
     packers: dict[tuple[Any, ...], int] = {}
@@ -183,22 +198,22 @@ def _multiply(x: NDArray[Any], products: Sequence[Weights], activation: str) -> 
             blocks = np.ascontiguousarray(blocks)
         keep.append(blocks)
         targets[i] = target
-        of = targets[i]
-        of.w, of.w_row, of.x_row = blocks.ctypes.data, blocks.strides[0], x.strides[0]
+        target = targets[i]  # the copy in the array of C
+        target.w, target.w_row, target.x_row = blocks.ctypes.data, blocks.strides[0], x.strides[0]
         if p.y is not None:
-            of.y, of.y_row, of.y_type = p.y.ctypes.data, p.y.strides[0], TYPES[p.y.dtype.name]
+            target.y, target.y_row, target.y_type = p.y.ctypes.data, p.y.strides[0], TYPES[p.y.dtype.name]
         if p.bias is not None:
-            of.bias = p.bias.ctypes.data
+            target.bias = p.bias.ctypes.data
         if p.residual is not None:
-            of.residual, of.residual_row = p.residual.ctypes.data, p.residual.strides[0]
-            of.residual_type = TYPES[p.residual.dtype.name]
-        of.gate = p.gate
+            target.residual, target.residual_row = p.residual.ctypes.data, p.residual.strides[0]
+            target.residual_type = TYPES[p.residual.dtype.name]
+        target.gate = p.gate
         if activation != "a16" and x.dtype.names:  # blocks
-            of.quantize = None
+            target.quantize = None
         else:
-            of.x_type = TYPES[x.dtype.name]
-        of.packed_by = packers.setdefault((target.pack, target.digits), i)
-        if of.packed_by == i:
+            target.x_type = TYPES[x.dtype.name]
+        target.packed_by = packers.setdefault((target.pack, target.digits), i)
+        if target.packed_by == i:
             nbytes += scratch_bytes(target, len(x))
     converted = (
         0 if not targets[0].x_type else min(len(x), tokens(targets[0])) * x.shape[1] * np.dtype(np.float32).itemsize
@@ -213,20 +228,20 @@ def tokens(target: Target) -> int:
 
 
 def scratch_bytes(target: Target, m: int) -> int:
-    """Memory for m rows of x as a format's products take them."""
+    """The bytes of m rows of x, packed for a format."""
     return int(min(m, tokens(target)) * max(target.row_bytes, target.tile_bytes if m >= LEAST_TILED else 0))
 
 
 @lru_cache(maxsize=1024)
 def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], activation: str) -> Target:
-    """What is the same of all products by weights of a format, whose library is `engine`, and a shape."""
+    """The arguments that all products by weights of a format and shape share; engine: the library of the format."""
     digits = _digits(fmt, activation)
-    assert engine is not None, "asked before"
-    assert digits is not None, "asked before"
+    assert engine is not None, "`multiplies` says so"
+    assert digits is not None, "`multiplies` says so"
     table, quantizer, eight = _table(fmt), _quantizer() if activation == "a8" else None, None
     if activation == "a8_g256":
         eight, engine = engine.qgemm_eight_bits, eight_bit_library()
-        assert engine is not None, "asked before"
+        assert engine is not None, "`multiplies` says so"
     of_tiles = FLOATS if digits == A16 else digits
     sizes = (engine.qgemm_packed_bytes(*kind, shape[1]) for kind in ((digits, 0), (of_tiles, 1)))
     return Target(
@@ -241,9 +256,9 @@ def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], ac
 
 @cache
 def eight_bit_library() -> ctypes.CDLL | None:
-    """The library that multiplies codes of eight bits, whatever format they are of."""
-    found = None if _quantizer() is None else library(EIGHT_BITS)
-    return found if found is None else sized(found)
+    """The library that multiplies codes of eight bits of any format."""
+    code = None if _quantizer() is None else library(EIGHT_BITS)
+    return code if code is None else sized(code)
 
 
 def _address(function: Any) -> int | None:
@@ -252,7 +267,7 @@ def _address(function: Any) -> int | None:
 
 @cache
 def _table(fmt: Format) -> Floats | None:
-    """The levels of a codebook of floats, with zeros behind them."""
+    """The levels of a codebook of floats, padded with zeros."""
     if not fmt.needs_table:
         return None
     assert fmt.codebook is not None
@@ -260,9 +275,9 @@ def _table(fmt: Format) -> Floats | None:
 
 
 def decode(fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values: NDArray[Any]) -> bool:
-    """Rows of blocks [N, b] as values [n, K], contiguous, of a float dtype: all rows, or those of an index [n] of rows.
+    """Rows of blocks [N, b] as values [n, K], contiguous, of a float dtype: all rows, or rows by an index [n].
 
-    Bit for bit what `Format.dequantize` gives. False where NumPy must do it: then nothing is written.
+    Bit for bit as `Format.dequantize`. False where NumPy must do it: then nothing is written.
     """
     engine = loaded(fmt) if serves(fmt) and source(fmt) is not None else None
     if engine is None or _rounds_otherwise(fmt):
@@ -285,7 +300,7 @@ def _rounds_otherwise(fmt: Format) -> bool:
 
 
 class _Scratch(threading.local):
-    """Memory of a thread, which starts at a multiple of a vector."""
+    """Scratch memory of a thread, aligned to ALIGNED."""
 
     size = address = 0
     memory: Any = None
@@ -295,7 +310,7 @@ _scratch = _Scratch()
 
 
 def scratch(size: int) -> int:
-    """The address of so many bytes, until the thread asks again."""
+    """The address of `size` bytes, valid until the thread's next call."""
     if size > _scratch.size:
         _scratch.memory = np.empty(size + ALIGNED, np.uint8)
         start = _scratch.memory.ctypes.data

@@ -1,4 +1,4 @@
-"""The C files of kernels/cpu/, and what makes a library of one of them."""
+"""The C files of kernels/cpu/, and the macros and flags that turn one into a library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Source(NamedTuple):
-    """A library: kernels/cpu/NAME.c, and the words of the compiler's command that make it this one: macros, flags."""
+    """A library: kernels/cpu/NAME.c, and its words of the compiler's command: macros, flags."""
 
     name: str
     words: tuple[str, ...] = ()
@@ -36,8 +36,8 @@ def folder() -> Path:
 @cache
 def digest() -> str:
     """The hash of all C files and headers of the folder: a library may include any of them."""
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     root = folder()
     for path in sorted(root.rglob("*.[ch]")):
-        found.update(repr((path.relative_to(root).as_posix(), path.read_bytes())).encode())
-    return found.hexdigest()
+        total.update(repr((path.relative_to(root).as_posix(), path.read_bytes())).encode())
+    return total.hexdigest()

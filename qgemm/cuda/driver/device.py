@@ -1,4 +1,4 @@
-"""What CUDA there is: the state of driver, CuPy and NVRTC, and the facts of a device."""
+"""The state of CUDA: driver, CuPy and NVRTC, and the facts of a device."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from qgemm.version import pip_install
 
 DRIVER = "libcuda.so.1"
 NO_DRIVER = f"no NVIDIA driver was found ({DRIVER})"
-OLDEST_CUDA = 12  # that there is an extra for
+OLDEST_CUDA = 12  # the oldest version with an extra of this package
 
 
 @cache
 def require(who: str) -> None:
-    """UnsupportedError unless there are CuPy and a GPU: what is missing, how to get it, and what needs it."""
-    found = status()
-    if not found.facts:  # without NVRTC what is cached still runs
-        raise UnsupportedError(f"{who} needs a GPU and CuPy: {found.detail}")
+    """UnsupportedError unless there are CuPy and a GPU: it names the missing part, the way to get it, and `who`."""
+    state = status()
+    if not state.facts:  # without NVRTC cached kernels still run
+        raise UnsupportedError(f"{who} needs a GPU and CuPy: {state.detail}")
 
 
 def status() -> Status:
@@ -65,7 +65,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def without_cupy(driver: tuple[int, int] | None) -> str:
-    """What to do where CuPy is not installed: which extra is for this driver, which runs older CUDA and never newer."""
+    """The sentence where CuPy is missing: which extra is for this driver, which runs older CUDA and never newer."""
     if driver is None:
         return f"{NO_DRIVER}; beside one: {pip_install('cuda13')} (or cuda12)"
     if driver[0] < OLDEST_CUDA:

@@ -1,6 +1,6 @@
 """The launches of a call as a CUDA graph of its own, which the host enters once, whatever their number.
 
-Launches keep their order and what they overlap: capture makes programmatic dependent launches edges of the graph.
+Launches keep their order and their overlap: capture makes programmatic dependent launches edges of the graph.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 from .launch import check, driver
 from .workspace import relaxed_capture
 
-CAPTURED = 1  # status of a call whose stream is being captured: CUDA_ERROR_INVALID_VALUE, which no graph here gives
+CAPTURED = 1  # status while the stream is being captured: CUDA_ERROR_INVALID_VALUE, which no graph here returns
 
 
 def graph_of(launches: Sequence[tuple[Any, tuple[int, ...]]]) -> Callable[[], int]:
-    """A call that enqueues launches, each given with its stream and pointers, all on one stream: the driver's status.
+    """A call that enqueues launches, all on one stream, and returns the driver's status.
 
-    Nothing is enqueued while the stream is being captured: its own graph is to have the launches themselves.
+    launches: with their streams and pointers. Nothing is enqueued while the stream is being captured: the graph of that
+    capture gets the launches themselves.
     """
     import cupy
 

@@ -1,10 +1,10 @@
 """Launching kernels through the driver's cuLaunchKernelEx, for what CuPy's launch lacks, and tensor maps of x.
 
-That is clusters, and programmatic dependent launch: a kernel launched so may start while the one before it in the
-stream still runs; it prefetches what never changes and waits (griddepcontrol.wait) before it touches what the other
-writes. Works inside stream capture.
+CuPy lacks clusters and programmatic dependent launch, by which a kernel may start while the one before it in the stream
+still runs: it prefetches constant data and waits (griddepcontrol.wait) before it touches memory that the other writes.
+Works inside stream capture.
 
-A tensor map says how the tensor memory accelerator of sm_90 finds a box of x; the driver encodes it.
+A tensor map tells the tensor memory accelerator of sm_90 where a box of x lies; the driver encodes it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from qgemm.cuda.problem import EIGHT_BITS
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
-INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: of a thread in which nothing has called CUDA's runtime yet
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT, in a thread that has not called CUDA's runtime yet
 PROGRAMMATIC = 90  # the first compute capability that launches so
-MAP_TYPES = {"half": 6, "bf16": 9, EIGHT_BITS: 0}  # CU_TENSOR_MAP_DATA_TYPE_...; of bytes without a sign
+MAP_TYPES = {"half": 6, "bf16": 9, EIGHT_BITS: 0}  # CU_TENSOR_MAP_DATA_TYPE_...; bytes count as unsigned
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS = 0, 3, 3, 0
 MAP_ITEMSIZE = {"half": 2, "bf16": 2, EIGHT_BITS: 1}
-BOX_BYTES = 128  # of a row: what the swizzle permutes
-MAX_MAPS = 16  # tensor maps of a launch: x mostly lies where it lay before
+BOX_BYTES = 128  # bytes of a row in a box, which the swizzle permutes
+MAX_MAPS = 16  # tensor maps of a launch: x mostly lies at one of few addresses
 
 
 class _Attribute(ctypes.Structure):
@@ -37,8 +37,8 @@ class _Attribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
 
-def _attribute(of: int, *value: int) -> _Attribute:
-    return _Attribute(of, 0, (ctypes.c_int * 16)(*value))
+def _attribute(number: int, *value: int) -> _Attribute:
+    return _Attribute(number, 0, (ctypes.c_int * 16)(*value))
 
 
 class _Config(ctypes.Structure):
@@ -81,10 +81,10 @@ def check(status: int, problem: str) -> None:
 
 
 class Launch:
-    """One kernel with its grid, block, dynamic shared memory and the arguments that never change.
+    """One kernel with its grid, block, dynamic shared memory and constant arguments.
 
     Everything is laid out once; a call writes its stream and pointers into place and enters the driver: 3 us.
-    enter: a call, with a raw stream handle and the pointers. A function is called faster than an object.
+    enter: launches on a raw stream handle and pointers. Python calls a function faster than an object.
     """
 
     def __init__(
@@ -99,68 +99,75 @@ class Launch:
         cluster: int = 0,
         programmatic: bool = True,
     ) -> None:
-        """Prepare a CuPy function and its arguments, ctypes all; `pointers` begins with the `count` that a call fills.
+        """Prepare a CuPy function and its arguments, all ctypes; a call fills the first `count` of `pointers`.
 
-        Arguments may lie inside of `pointers`, which is copied now. cluster: CTAs that make one (compute capability
+        Arguments may lie inside of `pointers`, which is copied now. cluster: CTAs of a cluster (compute capability
         9.0), or 0. programmatic: whether the kernel waits for the one before it by itself (griddepcontrol.wait) and so
         may start while that one runs.
         """
-        _make_context_current()  # a thread may need a launch more before it has launched anything
+        _make_context_current()  # this may be the thread's first call of CUDA
         check(
             driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
-        wanted = [_attribute(CLUSTER_DIMENSION, cluster, 1, 1)] if cluster else []
+        several = [_attribute(CLUSTER_DIMENSION, cluster, 1, 1)] if cluster else []
         early = programmatic and _compute_capability() >= PROGRAMMATIC
-        wanted += [_attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * early
-        attributes = (_Attribute * len(wanted))(*wanted)
-        config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(wanted))
-        self._keep = function, arguments, attributes
-        handle = ctypes.c_void_p.from_param(function.ptr)  # converted once, not at each call
+        several += [_attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * early
+        attributes = (_Attribute * len(several))(*several)
+        config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(several))
+        self._owned = function, arguments, attributes
+        handle = ctypes.c_void_p.from_param(function.ptr)  # converted once, not at every call
 
-        def room() -> tuple[Any, Any]:
-            """Memory that one call at a time writes: a copy of config and pointers, in one piece; what it enters."""
-            made = (ctypes.c_char * (SIZE + ctypes.sizeof(pointers))).from_buffer_copy(bytes(config) + bytes(pointers))
-            first, start = ctypes.addressof(pointers), ctypes.addressof(made) + SIZE
+        def buffer() -> Buffer:
+            memory = (ctypes.c_char * (SIZE + ctypes.sizeof(pointers))).from_buffer_copy(
+                bytes(config) + bytes(pointers)
+            )
+            first, start = ctypes.addressof(pointers), ctypes.addressof(memory) + SIZE
             inside = range(first, first + ctypes.sizeof(pointers))
-            found = [at - first + start if at in inside else at for at in map(ctypes.addressof, arguments)]
-            return made, (ctypes.byref(made), handle, ctypes.byref((ctypes.c_void_p * len(found))(*found)), None)
+            addresses = [a - first + start if a in inside else a for a in map(ctypes.addressof, arguments)]
+            table = (ctypes.c_void_p * len(addresses))(*addresses)
+            return memory, (ctypes.byref(memory), handle, ctypes.byref(table), None)
 
-        self._room = room
-        self._fill = struct.Struct(f"PPQ{count}P").pack_into, ctypes.addressof(attributes), len(wanted)
-        self.enter = _entering(room, struct.Struct(f"PPQ{count}P").pack_into, ctypes.addressof(attributes), len(wanted))
+        self._buffer, self._fill = buffer, struct.Struct(f"PPQ{count}P").pack_into
+        self._attributes = ctypes.addressof(attributes), len(several)
+        self.enter = _entering(buffer, self._fill, *self._attributes)
 
     def bound(self, stream: int, *pointers: int, into: int | None = None) -> Callable[[], int]:
-        """A call that launches with this stream and these pointers, without writing them again: the driver's status.
+        """A call that launches with this stream and these pointers, written once, and returns the driver's status.
 
-        into: the stream that is launched on, where it is another one: that of a capture (graph.py).
+        into: the stream to launch on instead, that of a capture (graph.py).
         """
-        memory, arguments = self._room()
-        fill, attributes, count = self._fill
-        fill(memory, STREAM, stream if into is None else into, attributes, count, *pointers)
-        found = partial(driver().cuLaunchKernelEx, *arguments)
-        vars(found)["launch"] = self  # which keeps the arguments that lie elsewhere
-        return found
+        memory, arguments = self._buffer()
+        self._fill(memory, STREAM, stream if into is None else into, *self._attributes, *pointers)
+        launch = partial(driver().cuLaunchKernelEx, *arguments)
+        vars(launch)["launch"] = self  # it owns the arguments that lie elsewhere
+        return launch
 
     def __call__(self, stream: int, *pointers: int) -> None:
         """Launch on a raw stream handle."""
         self.enter(stream, *pointers)
 
 
-def _entering(room: Callable[[], Any], fill: Callable[..., None], attributes: int, count: int) -> Callable[..., None]:
-    """What writes the end of a config, from its stream on, and the pointers behind it, and enters the driver.
+# Memory that one call at a time writes, a copy of config and pointers in one piece; the arguments of the driver's call.
+Buffer = tuple[Any, tuple[Any, ...]]
 
-    A room that no call has is taken from a list, and put back: threads never share one, and none waits for another.
+
+def _entering(
+    buffer: Callable[[], Buffer], fill: Callable[..., None], attributes: int, count: int
+) -> Callable[..., None]:
+    """A call that writes the end of a config, from its stream on, then the pointers, and enters the driver.
+
+    It takes a free buffer from a list and puts it back: threads never share one, and none waits for another.
     """
-    launch, rooms = driver().cuLaunchKernelEx, [room()]
-    take, put = rooms.pop, rooms.append
+    launch, free = driver().cuLaunchKernelEx, [buffer()]
+    take, put = free.pop, free.append
 
     def enter(stream: int, *pointers: int) -> None:
         try:
             memory, arguments = mine = take()
         except IndexError:
-            memory, arguments = mine = room()
+            memory, arguments = mine = buffer()
         fill(*((memory, STREAM, stream, attributes, count) + pointers))  # noqa: RUF005  faster than to unpack them
         status = launch(*arguments)
         if status:
@@ -179,46 +186,45 @@ class TensorMap(twins.TensorMap):
     @classmethod
     def aligned(cls) -> TensorMap:
         """A new one at an aligned address."""
-        room = ctypes.create_string_buffer(ctypes.sizeof(cls) + cls.ALIGNMENT)
-        found = cls.from_buffer(room, -ctypes.addressof(room) % cls.ALIGNMENT)
-        return found
+        memory = ctypes.create_string_buffer(ctypes.sizeof(cls) + cls.ALIGNMENT)
+        return cls.from_buffer(memory, -ctypes.addressof(memory) % cls.ALIGNMENT)
 
     def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:
         """Encode a row-major matrix of numbers at a multiple of 16; boxes of 128 bytes a row, swizzled for wgmma."""
-        of_shape = _of_shape(MAP_ITEMSIZE[kind], rows, columns, box_rows)
+        sizes = _map_sizes(MAP_ITEMSIZE[kind], rows, columns, box_rows)
         status = driver().cuTensorMapEncodeTiled(
-            ctypes.byref(self), MAP_TYPES[kind], 2, ctypes.c_void_p(pointer), *of_shape
+            ctypes.byref(self), MAP_TYPES[kind], 2, ctypes.c_void_p(pointer), *sizes
         )
         check(status, f"no tensor map for x [{rows}, {columns}] of {kind} at {pointer:#x}")
 
 
 @lru_cache
-def _of_shape(itemsize: int, rows: int, columns: int, box_rows: int) -> tuple[Any, ...]:
-    """The arguments of the encoder behind the pointer: sizes, strides, box and modes."""
+def _map_sizes(itemsize: int, rows: int, columns: int, box_rows: int) -> tuple[Any, ...]:
+    """The arguments of the encoder after the pointer: sizes, strides, box and modes."""
     sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * itemsize)
     box, steps = (ctypes.c_uint32 * 2)(BOX_BYTES // itemsize, box_rows), (ctypes.c_uint32 * 2)(1, 1)
     return sizes, strides, box, steps, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS
 
 
 def by_tensor_map(
-    box: Any, partials: Callable[[int], int], function: Any, arguments: Sequence[Any], *of_launch: Any
+    box: Any, partials: Callable[[int], int], function: Any, arguments: Sequence[Any], *launch_arguments: Any
 ) -> Callable[..., None]:
-    """A call of a kernel whose first argument is the tensor map of x, with a raw stream handle, x, w and more pointers.
+    """A call of a kernel whose first argument is the tensor map of x, on a raw stream handle, x, w and more pointers.
 
-    box: of the map, behind the pointer. partials: stream -> the address of its workspace. function, arguments (behind
-    the map), of_launch (grid, block, shared, pointers, count, cluster): of Launch, whose pointers are the workspace, w
-    and those behind w.
+    box: arguments of TensorMap.encode after the pointer. partials: stream -> the address of its workspace. function,
+    arguments (those after the map), launch_arguments (grid, block, shared, pointers, count, cluster): see Launch, whose
+    pointers are the workspace, w and those after w.
 
-    A launch is taken by the x that its map was encoded for, and put back: threads never share one.
+    A call takes the launch whose map was encoded for its x, and puts it back: threads never share one.
     """
-    grid, block, shared, *filled = of_launch
+    grid, block, shared, *filled = launch_arguments
     launches = OrderedDict[int, tuple[TensorMap, Callable[..., None]]]()  # by x
     partials_of: dict[int, int] = {}  # by stream
 
     def encoded(x: int) -> tuple[TensorMap, Callable[..., None]]:
         tensor_map = None
         if len(launches) >= MAX_MAPS:
-            with suppress(KeyError):  # other threads have taken all
+            with suppress(KeyError):  # other threads have them all
                 _, (tensor_map, launch) = launches.popitem(last=False)
         if tensor_map is None:
             tensor_map = TensorMap.aligned()
@@ -227,11 +233,11 @@ def by_tensor_map(
         return tensor_map, launch
 
     def enter(stream: int, x: int, w: int, *others: int) -> None:
-        room = partials_of.get(stream)
-        if room is None:
-            room = partials_of[stream] = partials(stream)
+        space = partials_of.get(stream)
+        if space is None:
+            space = partials_of[stream] = partials(stream)
         mine = launches.pop(x, None) or encoded(x)
-        mine[1](stream, room, w, *others)
+        mine[1](stream, space, w, *others)
         launches[x] = mine
 
     return enter

@@ -1,6 +1,6 @@
 """Workspaces: memory that the kernels of a stream share from call to call, split-K partials or quantized activations.
 
-A workspace is never freed, so that a captured graph may be replayed whenever its stream's other work is done.
+A workspace is never freed, so that a captured graph may be replayed once the other work of its stream is done.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: this thread may allocate while a 
 class Workspace(NamedTuple):
     """Bytes on a device, zero at first.
 
-    lock: held from the launch that writes what a later launch of the same call reads until that one is enqueued;
-    threads that share a stream would mix their calls otherwise.
+    lock: a call holds it from the launch that writes here until the launch that reads is enqueued; threads that share
+    a stream would mix their calls otherwise.
     """
 
     pointer: int
@@ -28,22 +28,22 @@ class Workspace(NamedTuple):
     memory: Any
 
 
-_made: dict[tuple[int, int, str, int], Workspace] = {}
-_making = threading.Lock()
+_workspaces: dict[tuple[int, int, str, int], Workspace] = {}
+_allocating = threading.Lock()
 
 
 def workspace(device: int, stream: int, use: str, nbytes: int) -> Workspace:
     """The workspace of a stream, a raw handle, of this use and size, on the current device."""
     key = device, stream, use, nbytes
-    found = _made.get(key)
-    if found is None:
-        with _making:
-            found = _made.get(key) or _made.setdefault(key, _new(nbytes))
-    return found
+    space = _workspaces.get(key)
+    if space is None:
+        with _allocating:
+            space = _workspaces.get(key) or _workspaces.setdefault(key, _new(nbytes))
+    return space
 
 
 def address(device: int, use: str, nbytes: int, stream: int) -> int:
-    """Where the workspace of a stream lies; 0 of no bytes."""
+    """The address of the workspace of a stream; 0 for no bytes."""
     return workspace(device, stream, use, nbytes).pointer if nbytes else 0
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 from qgemm.codec.format import Format
+from qgemm.log import logger
 from qgemm.once import Once
 
 from .cache import fetched
@@ -48,7 +50,10 @@ def _cubin(kernel: str, fmt: Format | None, template: Template, arch: str) -> tu
 
     def make() -> bytes:
         nonlocal new
-        compiled, new = fetched(compose(kernel, fmt, **template), arch, headers(fmt))
-        return compiled.cubin
+        start = perf_counter()
+        unit, new = fetched(compose(kernel, fmt, **template), arch, headers(fmt))
+        source, seconds = "compiled" if new else "read from the cache", perf_counter() - start
+        logger.info("%s%s for %s: %s in %.2f s", kernel, f" of {fmt}" if fmt else "", arch, source, seconds)
+        return unit.cubin
 
     return _cubins.get((arch, kernel, fmt, *template.values()), make), new

@@ -130,8 +130,8 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
 
 
 def tile_kind(fmt: Format) -> str:
-    """What a choice of configs knows of a format: "codebook", "pairs" (`TileLayout.pair_lookup`), "grid", "few_bits" (codes
-    of up to 3), "super_blocks", "bytes" (codes of 8 bits) or "blocks"."""
+    """The kind of tile that configs are chosen by: "codebook", "pairs" (`TileLayout.pair_lookup`), "grid", "few_bits"
+    (codes of up to 3), "super_blocks", "bytes" (codes of 8 bits) or "blocks"."""
     if table_bytes(fmt):
         return "codebook" if fmt.needs_table else "pairs" if fmt.tile.pair_lookup else "grid"
     if fmt.code_bits <= FEW_BITS:

@@ -1,4 +1,4 @@
-"""The NumPy backend: products on packed tensors, decoded tile by tile, never as a whole.
+"""Products by NumPy, the reference of every kernel: packed tensors are decoded tile by tile, never as a whole.
 
 Few tokens: every core multiplies the codes of its row tiles group by group and scales the sums. Many tokens: the cores
 decode a panel together, then BLAS multiplies it with its own threads; "a8" decodes its activations as well. The two do
@@ -8,6 +8,7 @@ cores).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,17 @@ from numpy.typing import NDArray
 
 from qgemm.codec import q8_1_f32
 from qgemm.codec.format import Blocks, Levels
+from qgemm.codec.group_activations import E4M3, GROUPS
 from qgemm.codec.packing import Floats
 from qgemm.codec.q8_1_f32 import UNIT
 from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices, workers
 from qgemm.tensor import Tensor
 
-from . import native
+from . import e4m3, eight_bits, native
+from .native.products import Product
+
+Engine = Callable[[NDArray[Any], Tensor, NDArray[Any]], None]  # x, w, y
 
 FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096)
 TILES = 1 << 22  # weights that all cores together work on at a time, in a tile each
@@ -31,6 +36,35 @@ PANEL = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of
 TOKENS = 1 << 22  # activations converted to float32 at a time: 16 MiB
 SUMS = 1 << 19  # block sums that one core holds at a time: 2 MiB of float32
 BLAS_ALONE = 8192  # rows * tokens of a block product up to which OpenBLAS stays on the calling thread
+
+
+def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
+    """y = x @ w.T + bias + residual of each product, rounded once; none of them is gated.
+
+    x: [M, K] of any float dtype, or blocks of activations [M, K / 32]; values are quantized once for all products.
+    """
+    engines: dict[str, Engine] = {"a16": multiply_a16, "a8": multiply_a8, E4M3: e4m3.multiply}
+    engine: Engine = engines.get(activation, eight_bits.multiply)
+    if activation != "a16" and len(x) and not x.dtype.names:
+        x = prepared(x, activation).blocks
+    for p in products:
+        assert p.y is not None, "no product is gated"
+        y = p.y if p.sums_alone else np.empty(p.y.shape, np.float32)
+        if p.w.shape[1] == 0:
+            y[...] = 0  # an empty sum
+        elif y.size:
+            engine(x, p.w, y)
+        if not p.sums_alone:
+            with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
+                for added in (p.bias, p.residual):
+                    if added is not None:
+                        y += added.astype(np.float32, copy=False)
+                p.y[...] = y
+
+
+def prepared(x: NDArray[Any], activation: str) -> Tensor:
+    """Values [..., K] -> a Tensor of activations of any kind but "a16"."""
+    return eight_bits.quantize(x, activation) if activation in GROUPS else quantize_activations(x)
 
 
 def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> None:
@@ -88,14 +122,15 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
     count = fmt.blocks_in(x.shape[-1], "activations")
     values = x.reshape(-1, fmt.weights) if x.size else x.reshape(0, fmt.weights)
     shape = *x.shape[:-1], count
-    with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
-        compiled = native.quantize(values.astype(np.float32, copy=False))
-    if compiled is not None:
-        return Tensor(fmt, x.shape, compiled.reshape(shape))
+    if not native.reason():
+        with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite
+            compiled = native.quantize(values.astype(np.float32, copy=False))
+        if compiled is not None:
+            return Tensor(fmt, x.shape, compiled.reshape(shape))
     blocks = np.empty(len(values), fmt.dtype)
 
     def work(part: slice) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite becomes NaN in its own output row
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity become NaN in their own output row
             blocks[part] = q8_1_f32.encode(values[part].astype(np.float32, copy=False))
 
     for_slices(len(values), SLICE // fmt.weights, work)
@@ -107,15 +142,15 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 
     Per block of x, with scale dw and minimum mw of the weights' group, activation scale da and sum sa, sumi the integer
     dot product of the codes (exact in float32, |sumi| < 2^24):   dw * (da * sumi - zero * sa) + mw * sa
-    Groups of 16 have no sum of their own; they take signed codes, and add up those of x for a minimum:
+    Groups of 16 have no sum of their own; they use signed codes, and add up the codes of x for a minimum:
     dw * da * sum((codes - zero) * q) + mw * da * sum(q)
     """
     if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
     step = max(1, TOKENS // max(1, w.shape[1]))
     for start in range(0, len(x), step):
-        part, of_y = x[start : start + step], y[start : start + step]
-        (_multiply_codes if len(part) <= FEW_TOKENS else _multiply_decoded)(part, w, of_y)
+        part, y_part = x[start : start + step], y[start : start + step]
+        (_multiply_codes if len(part) <= FEW_TOKENS else _multiply_decoded)(part, w, y_part)
 
 
 def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
@@ -128,7 +163,7 @@ def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 
 
 def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
-    """The same formula by BLAS on decoded values da * q and weights, and on what the sums differ from those values'.
+    """The same formula by BLAS on decoded values da * q and weights, and on the difference of sa from their sums.
 
     dw * (da * sumi - zero * sa) + mw * sa  =  (da * q) @ w + (mw - dw * zero) * (sa - da * sum(q)),   per block of x
     """
@@ -145,8 +180,8 @@ def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 def _multiply_groups(w: Tensor, y: NDArray[Any], x: Floats, da: Floats | None = None, sa: Floats | None = None) -> None:
     """y [M, N] from activations x [groups, width, M], or from codes x and scales da [groups, M].
 
-    sa [groups, M]: sums that take the zero from dot products; None if it is taken from the codes. A group here has
-    `width` weights; several of them may be a group of the format, and share its scale.
+    sa [groups, M]: sums by which the zero is subtracted from dot products; None if it is subtracted from the codes. A
+    group here has `width` weights; several of them may be a group of the format, and share its scale.
     """
     blocks, signed = w.blocks, sa is None
     with np.errstate(invalid="ignore"):  # infinity times zero is data
@@ -186,7 +221,8 @@ def _by_group(x: Floats, width: int) -> Floats:
 def _of_rows(levels: Levels, rows: int, width: int) -> tuple[Floats, Floats, Floats | None, Floats | None]:
     """Levels of whole rows -> codes [groups, rows, width]; scale, minimum and zero, [groups, rows] or None each.
 
-    zero: [1, 1] where all groups have the same. What a group of more than `width` weights has, it has several times.
+    zero: [1, 1] where all groups have the same. A group of more than `width` weights repeats its scale, minimum and
+    zero.
     """
     assert levels.scale is not None
     codes = levels.codes.reshape(rows, -1, width).transpose(1, 0, 2).astype(np.float32)

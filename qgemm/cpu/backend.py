@@ -1,0 +1,71 @@
+"""The CPU as a backend: for each method of the protocol the function of this package that serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from qgemm.arguments import Activation, Array, Weights, check_not_scalar
+from qgemm.arrays import as_numpy
+from qgemm.backend import PRODUCTS, Status
+from qgemm.codec import search
+from qgemm.codec.format import Blocks, Format, floats
+from qgemm.parallel import threads
+from qgemm.tensor import Tensor
+
+from . import decode, experts, fast_path, native, products, reference
+
+
+class CpuBackend:
+    """`qgemm.backend.Backend` on the host."""
+
+    product = staticmethod(fast_path.product)
+    products = staticmethod(products.multiply_many)
+    moe_matmul = staticmethod(experts.matmul)
+    moe = staticmethod(experts.feed_forward)
+
+    def quantize_activations(self, x: Array, activation: Activation) -> Tensor:
+        """x [..., K] -> a Tensor of activations."""
+        return reference.prepared(check_not_scalar(floats(as_numpy(x, "x"))), activation)
+
+    def quantize(self, x: Array, fmt: Format, importance: ArrayLike | None = None) -> Tensor:
+        """Values [..., K] -> a Tensor."""
+        values = floats(as_numpy(x, "x"))
+        blocks = fmt.quantize(values) if importance is None else search.quantize(fmt, values, importance)
+        return Tensor(fmt, values.shape, blocks)
+
+    def dequantize(self, w: Tensor, dtype: DTypeLike) -> NDArray[Any]:
+        """The weights [..., N, K] as numbers."""
+        return decode.dequantize(w, dtype)
+
+    def rows(self, w: Tensor, index: NDArray[np.int64], dtype: DTypeLike) -> NDArray[Any]:
+        """Rows of a matrix as numbers [*index.shape, K]."""
+        return decode.gather(w, index, dtype)
+
+    def preparation(
+        self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str]
+    ) -> list[Callable[[], bool]]:
+        """A library for each format, and the one that quantizes activations; none where NumPy multiplies."""
+        formats = {w.format: None for w in tensors if w.ndim > 1}
+        return native.preparation(list(formats), activations)
+
+    def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
+        """Nothing to check: the host holds tensors of any format and shape."""
+
+    def upload(self, tensor: Weights, blocks: Blocks) -> Weights:
+        """The Tensor itself: the host multiplies by blocks as they are."""
+        return tensor
+
+    def status(self) -> Status:
+        """Always available."""
+        why = native.reason()
+        code = f"NumPy alone: {why}" if why else native.origin()
+        facts = {"numpy": np.__version__, "threads": threads(), "compiled": not why}
+        return Status(True, f"NumPy {np.__version__}, {threads()} threads, {code}", facts)
+
+
+BACKEND = CpuBackend()
+PRODUCTS[Tensor] = BACKEND

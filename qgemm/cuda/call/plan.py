@@ -1,0 +1,201 @@
+"""Launches of a call: products of weights of one format share a launch where the kernel computes several.
+
+x is brought once into every form that a kernel of the call reads. Products by experts launch by the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from qgemm.codec.format import Format
+from qgemm.codec.group_activations import FORMAT as GROUPED
+from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
+from qgemm.cuda.driver.workspace import workspace
+from qgemm.cuda.kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
+from qgemm.cuda.kernels.decode import DECODE_A8, quantizes_inside
+from qgemm.cuda.kernels.kernel import Kernel, Launchable
+from qgemm.cuda.kernels.routes import launch, route
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks
+from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, Output, Problem, gpu
+from qgemm.cuda.tensor import DeviceTensor
+
+from .arrays import Call, Pointer
+
+POINTERS = 4  # pointers of a product: w, y, bias, residual
+SCRATCH = "scratch"  # the use of workspaces for small scratch memory
+SCRATCH_BYTES = 1 << 20  # the largest scratch memory in a workspace of the stream; larger is allocated for each call
+MAX_SCRATCH = 4  # pieces of scratch memory of a call in workspaces, and of one that is replayed
+
+
+class Source(NamedTuple):
+    """x as a call has it: M rows of K values of a type by NumPy's name, or their blocks of codes.
+
+    prepared: the activation that the blocks are for, "" of values.
+    """
+
+    m: int
+    k: int
+    dtype: str
+    prepared: str = ""
+
+
+class Served(NamedTuple):
+    """A product, and the kernel that computes it."""
+
+    problem: Problem
+    kernel: Kernel
+
+
+class Form(NamedTuple):
+    """x as kernels read it, of the type that they call `kind`.
+
+    transform: prepares the launch that computes it from the call's x; None where kernels read that. nbytes: of the
+    form, in scratch memory.
+    """
+
+    kind: str
+    transform: Callable[[], Launchable] | None = None
+    nbytes: int = 0
+
+
+def problem(w: DeviceTensor, source: Source, activation: str) -> Problem:
+    """A product x @ w.T of the call's x, whose outputs are not known yet."""
+    on, x = gpu(w.device), C_TYPES[source.dtype]
+    return Problem(w.format, activation, source.m, *w.shape, on.sm, x, (), w.exponent, on.device, on.sms)
+
+
+def served(w: DeviceTensor, source: Source, activation: str) -> Served:
+    """A product by w with the kernel of the first route that serves it."""
+    product = problem(w, source, activation)
+    return Served(product, route(product).kernel)
+
+
+def launch_products(
+    call: Call, products: Sequence[Served], outputs: Sequence[Output], source: Source, x: Pointer,
+    pointers: Sequence[Pointer], gated: bool = False,
+) -> None:  # fmt: skip
+    """Launch products by weights that share a device and K; pointers: POINTERS of every product.
+
+    gated: the first of two products, which share a launch, is the gate of the second.
+    """
+    first, jobs = products[0].problem, _jobs(products)
+    inside = _quantizes_x(jobs, products, source)
+    forms: dict[str, Pointer] = {}
+    transforms: list[tuple[Callable[[], Launchable], Pointer]] = []
+    launches: list[tuple[Launchable, Sequence[Pointer]]] = []
+    for kernel, indices in jobs:
+        form = _form(kernel, source, first.activation, first.device, inside)
+        if form.transform is None:
+            forms[form.kind] = x
+        elif form.kind not in forms:
+            forms[form.kind] = scratch(call, form.nbytes)
+            transforms.append((form.transform, forms[form.kind]))
+        p = problem_of_launch(
+            kernel, [products[i].problem for i in indices], [outputs[i] for i in indices], form.kind, gated
+        )
+        arrays = [pointer for i in indices for pointer in pointers[POINTERS * i :][:POINTERS]]
+        launches.append((prepared(call, kernel, p), [forms[form.kind], *arrays]))
+    for transform, values in transforms:
+        enter(call, transform(), x, values)
+    for step, arguments in launches:
+        enter(call, step, *arguments)
+
+
+def problem_of_launch(
+    kernel: Kernel, products: Sequence[Problem], outputs: Sequence[Output], kind: str, gated: bool = False
+) -> Problem:
+    """The problem of a launch of a kernel: products by weights of one format of x, whose type it calls `kind`."""
+    n, first = sum(output.n for output in outputs), products[0]
+    exponent = 0 if kernel.adds else first.exponent  # the others bring a whole matrix into the range of float16
+    return first._replace(n=n, x=kind, outputs=tuple(outputs), exponent=exponent, gated=gated)
+
+
+def prepared(call: Call, kernel: Kernel, p: Problem) -> Launchable:
+    """The launch of the kernel of a product."""
+    call.kernels.append((kernel, p))
+    return launch(kernel, p)
+
+
+def enter(call: Call, step: Launchable, *pointers: Pointer) -> None:
+    """Launch on the stream of the call, and record it."""
+    step(call.stream, *[call.addresses[base] + offset for base, offset in pointers])
+    call.launches.append((step, pointers))
+
+
+def scratch(call: Call, nbytes: int) -> Pointer:
+    """Memory that lives as long as the call: a small one lies in a workspace, locked until everything is launched."""
+    if nbytes <= SCRATCH_BYTES and len(call.scratch) < MAX_SCRATCH:
+        space = workspace(call.device, call.stream, f"{SCRATCH} {len(call.scratch)}", capacity(nbytes))
+        space.lock.acquire()
+        call.locks.append(space.lock)
+        address = space.pointer
+    else:
+        call.memory.append(call.library.scratch(nbytes, call.device)())
+        address = call.library.pointer(call.memory[-1])
+    call.scratch.append(nbytes)
+    for facts, value in ((call.addresses, address), (call.nbytes, nbytes), (call.alignments, 1)):
+        facts.append(value)
+    return Pointer(len(call.addresses) - 1)
+
+
+def capacity(nbytes: int) -> int:
+    """The size of the workspace for scratch memory: one of few, since workspaces are never freed."""
+    return 1 << max(nbytes - 1, 0).bit_length()
+
+
+def share_launch(products: Sequence[Served]) -> bool:
+    """Whether products are one launch."""
+    return len(_jobs(products)) == 1
+
+
+def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
+    """The indices of the products by kernel and format: as many in a job as a launch of it computes."""
+    groups: dict[tuple[Kernel, Format], list[int]] = {}
+    for index, (p, kernel) in enumerate(products):
+        groups.setdefault((kernel, p.format), []).append(index)
+    return [
+        (kernel, tuple(indices[start : start + kernel.products]))
+        for (kernel, _), indices in groups.items()
+        for start in range(0, len(indices), kernel.products)
+    ]
+
+
+def _quantizes_x(jobs: Sequence[tuple[Kernel, Sequence[int]]], products: Sequence[Served], source: Source) -> bool:
+    """Whether the one launch of a call quantizes x itself: asked of decode_a8 by its sizes, of others by their record.
+
+    The only place here that names a kernel.
+    """
+    (kernel, _), first = jobs[0], products[0].problem
+    if len(jobs) > 1 or source.prepared:
+        return False
+    if kernel is DECODE_A8:
+        return quantizes_inside(source.m, source.k, sum(p.n * p.k for p, _ in products), first.sm)
+    return len(products) == 1 and kernel.quantizes is not None and kernel.quantizes(first)
+
+
+def _form(kernel: Kernel, source: Source, activation: str, device: int, inside: bool) -> Form:
+    """x as a kernel reads it: the call's x for a16 and, `inside`, where the kernel quantizes it itself."""
+    m, k, x = source.m, source.k, C_TYPES[source.dtype]
+    if activation in GROUPS and not source.prepared:
+        GROUPED.blocks_in(k, "activations")
+    if activation == "a16" or inside:
+        return Form(x)
+    if activation in GROUPS and source.prepared:
+        return Form(EIGHT_BITS)
+    if activation in GROUPS:
+        nbytes = group_activations.nbytes(m, k, GROUPS[activation])
+        return Form(EIGHT_BITS, partial(quantize_groups_launch, device, x, k, m, activation), nbytes)
+    if not source.prepared:
+        ACTIVATIONS.blocks_in(k, "activations")
+    if kernel.takes_q8_1:
+        if source.prepared:
+            return Form(Q8_1)
+        return Form(Q8_1, partial(quantize_launch, device, x, k, m), q8_1_k_blocks.nbytes(m, k))
+    decoded = source.dtype if source.dtype == "float16" else "float32"
+    kind, nbytes = C_TYPES[decoded], m * k * ITEMSIZE[decoded]
+    if source.prepared:
+        return Form(kind, partial(dequantize_launch, device, kind, k, m), nbytes)
+    return Form(kind, partial(round_launch, device, x, kind, k, m), nbytes)

@@ -1,0 +1,303 @@
+"""The slow path of products: arguments checked, arrays of any library taken in, copies where kernels cannot use them.
+
+Nothing but this file looks into x: its library, its stream, its rows. A plan gets a pointer, and as Source how many
+rows x has, how long they are, and their type. Products by experts (experts.py) take their arrays in from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from qgemm import arguments
+from qgemm.arguments import Epilogue, output_dtype
+from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, on_device, stream_of
+from qgemm.codec.format import FLOATS
+from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
+from qgemm.cuda.driver.workspace import relaxed_capture
+from qgemm.cuda.libraries import cupy_library, library_for
+from qgemm.cuda.problem import C_TYPES, Output
+from qgemm.cuda.tensor import DeviceTensor
+from qgemm.errors import UnsupportedError
+from qgemm.gating import gated_by
+from qgemm.packed import Packed
+from qgemm.placement import described, misplaced
+from qgemm.tensor import Tensor
+
+from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer, X, Y
+from .plan import Served, Source, launch_products, scratch, served, share_launch
+
+
+class Product(NamedTuple):
+    """One product of a call: its weights, its output, and the arrays that are added to it."""
+
+    w: DeviceTensor
+    y: Array
+    bias: Array = NOTHING
+    residual: Array = NOTHING
+
+
+def multiply(
+    x: Any, weights: Sequence[DeviceTensor], activation: str | None, epilogues: Sequence[Epilogue],
+    outs: Sequence[Any], dtype: DTypeLike | None, function: str = "",
+) -> Call:  # fmt: skip
+    """The call of y = x @ w.T + epilogue of all of the weights, as `qgemm.matmul_many` has it.
+
+    function: the gate of two products, whose first gates the second, as in `qgemm.gated`; "" for products apart.
+    """
+    prepared = x.activation if isinstance(x, DeviceActivations) else None
+    kind = arguments.check_activation(activation, prepared)
+    with recording(x.like if prepared else x, weights, len(outs)) as call:
+        for w in weights:
+            arguments.check_weights(w, kind)
+        arguments.check_prepared(prepared, kind)
+        if prepared:
+            values, shape = Array(x.data, Pointer(X), x.dtype.name), x.shape
+            call.addresses[X], call.nbytes[X] = x.pointer, x.data.nbytes
+        else:
+            values = read(call, x, "x", base=X)
+            shape = tuple(values.values.shape)
+        if function:
+            arguments.check_gated(*weights)
+        for w in weights:
+            arguments.check_shapes(shape, w)
+        source = Source(prod(shape[:-1]), shape[-1], values.dtype, prepared or "")
+        ys = [target(call, out, (*shape[:-1], weights[i].shape[0]), dtype, i) for i, out in enumerate(outs)]
+        arguments.check_apart([y.values for y, out in zip(ys, outs, strict=True) if out is not None])
+        products = [
+            Product(w, y, *_added(call, epilogue, y, ys))
+            for w, y, epilogue in zip(weights, ys * 2 if function else ys, epilogues, strict=True)
+        ]
+        pointer = values.pointer if prepared else _apart(call, values, ys).pointer
+        if function:
+            _launch_gated(call, pointer, source, products, function, kind)
+        else:
+            _launch(call, pointer, source, products, kind)
+        finish(call, ys, outs)
+        return call
+
+
+@contextmanager
+def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call]:
+    """A new call, with x's device and the stream of its library current; x becomes CuPy's if only DLPack reads it."""
+    library = library_for(type(x))
+    there = on_cuda(x) if library is None else not library.grad or x.is_cuda  # torch has tensors elsewhere
+    for w in weights:
+        if not there or isinstance(w, Tensor) or not isinstance(w, Packed):
+            raise misplaced(x, w)
+    device = int(x.__dlpack_device__()[1]) if library is None else library.device(x)
+    for w in weights:
+        if w.device != device:
+            raise UnsupportedError(f"x is on cuda:{device}, w on cuda:{w.device}; they must share a device")
+    with relaxed_capture(), stream_of(x) if library is None else on_device(device, library.stream):
+        reader, bases = library or cupy_library(), Y + outputs
+        stream, zeros = reader.stream(device), [0] * bases
+        call = Call(x, reader, device, stream, zeros, zeros.copy(), [1] * bases, library is not None)
+        try:
+            yield call
+        finally:
+            for lock in call.locks:
+                lock.release()
+
+
+def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str) -> None:
+    """All products of x: a kernel stores where it can; else its sums are stored, the epilogue added, by CuPy."""
+    import cupy
+
+    filled = [p for p in products if p.w.shape[0]] if source.m else []
+    call.replayable = call.replayable and len(filled) == len(products) and source.k > 0
+    if source.k == 0:
+        for p in filled:
+            _store(p, cupy.zeros(p.y.values.shape, np.float32))
+    elif filled:
+        kernels = [served(p.w, source, activation) for p in filled]
+        computed = [
+            p if _stores(p, kernel) else Product(p.w, temporary(call, tuple(p.y.values.shape)))
+            for p, kernel in zip(filled, kernels, strict=True)
+        ]
+        launch_products(call, kernels, _outputs(computed), source, x, _pointers(computed))
+        for p, sums in zip(filled, computed, strict=True):
+            if sums is not p:
+                _store(p, view(sums.y))
+
+
+def _launch_gated(
+    call: Call, x: Pointer, source: Source, pair: Sequence[Product], function: str, activation: str
+) -> None:
+    """y = function(product by gate) * (product by up) of a pair of products with one y.
+
+    Kernels that add compute both in one launch where they can; else the gate goes to scratch memory, float32, from
+    where the second product is gated. CuPy gates the products of other kernels.
+    """
+    import cupy
+
+    y, shape = pair[0].y, tuple(pair[0].y.values.shape)
+    kernels = [served(p.w, source, activation) for p in pair] if prod(shape) * source.k else []
+    if not all(kernel.kernel.adds for kernel in kernels) or not source.k:
+        gate, up = (p._replace(y=temporary(call, shape)) for p in pair)
+        _launch(call, x, source, [gate, up], activation)
+        view(y)[...] = gated_by(function, view(gate.y), view(up.y), cupy)
+    elif kernels:
+        stored, values = y if _stores(pair[0], kernels[0]) else temporary(call, shape), NOTHING
+        if not (fused := share_launch(kernels)):
+            values = Array(None, scratch(call, prod(shape) * SIZES["float32"]), "float32")
+        products = pair[0]._replace(y=stored if fused else values), pair[1]._replace(y=stored, residual=values)
+        first, last = _outputs(products)
+        outputs = (
+            (first._replace(gate=function), last._replace(y="")) if fused else (first, last._replace(gate=function))
+        )
+        launch_products(call, kernels, outputs, source, x, _pointers(products), fused)
+        if stored is not y:
+            view(y)[...] = view(stored)
+
+
+def _stores(p: Product, by: Served) -> bool:
+    """Whether the kernel that serves a product can store into y as it is, the epilogue added."""
+    stores = by.kernel.stores(by.problem.x, p.y.dtype)
+    return contiguous(p.y) and stores and (by.kernel.adds or not (p.bias.dtype or p.residual.dtype))
+
+
+def _store(p: Product, sums: Any) -> None:
+    """y = sums + bias + residual."""
+    for added in (p.bias, p.residual):
+        if added.dtype:
+            sums += view(added)
+    view(p.y)[...] = sums
+
+
+def _outputs(products: Sequence[Product]) -> tuple[Output, ...]:
+    """Sizes and types of products, in the form that kernels are launched by."""
+    return tuple(Output(p.w.shape[0], p.y.dtype, p.bias.dtype, p.residual.dtype) for p in products)
+
+
+def _pointers(products: Sequence[Product]) -> list[Pointer]:
+    """The pointers of a launch after that of x: w, y, bias and residual of all products, NULL for none."""
+    pairs = [(Pointer(ABSOLUTE, p.w.pointer), p.y.pointer, p.bias.pointer, p.residual.pointer) for p in products]
+    return [pointer for pointers in pairs for pointer in pointers]
+
+
+# ---------------------------------------------------------------- arrays in and out
+
+
+def read(
+    call: Call, array: Any, who: str, types: Sequence[str] = tuple(C_TYPES), alignment: int = ALIGNMENT,
+    base: int | None = None,
+) -> Array:  # fmt: skip
+    """An array as kernels read it: contiguous, aligned, of one of some types, else cast to float32. None is NOTHING.
+
+    base: X for x, whose device is known; else the array gets a new one.
+    """
+    if array is None:
+        return NOTHING
+    library = library_for(type(array))
+    if base is None and not on_cuda(array):
+        raise UnsupportedError(f"{who} is on the host, the product is on a CUDA device; got {described(array)}")
+    if library is not call.library:
+        array, library, call.replayable = as_cupy(array, who), cupy_library(), False
+    if library.device(array) != call.device:
+        raise UnsupportedError(f"{who} is on cuda:{library.device(array)}, the product on cuda:{call.device}")
+    dtype = library.name(array.dtype)
+    if not array.shape or dtype not in (*types, *FLOATS):
+        as_cupy(array, who)  # raises: it says which arrays fit
+    if dtype not in types:
+        array, dtype, call.replayable = library.cast(array, "float32"), "float32", False
+    if not library.contiguous(array) or library.pointer(array) % alignment:
+        array = library.copy(array)
+    if base is None:
+        base = new_base(call)
+    call.alignments[base] = alignment
+    return _placed(call, array, dtype, base)
+
+
+def target(call: Call, out: Any, shape: tuple[int, ...], dtype: DTypeLike | None, index: int = 0) -> Array:
+    """An output by its index: the memory of `out`, whatever its type and strides, or a new array."""
+    if out is None:
+        return _new(call, shape, output_dtype(dtype).name, Y + index)
+    if not on_cuda(out):
+        raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
+    check_no_grad(out)
+    arguments.check_out(out, shape, dtype)
+    values = as_cupy(out, "out")
+    arguments.check_elements(values)
+    call.outs += 1
+    return _placed(call, values, values.dtype.name, Y + index)
+
+
+def temporary(call: Call, shape: tuple[int, ...]) -> Array:
+    """A float32 array for a product that no kernel can store into its output; such a call is not replayed."""
+    call.replayable = False
+    return _new(call, shape, "float32", new_base(call))
+
+
+def new_base(call: Call) -> int:
+    """The number of one more array."""
+    for facts in (call.addresses, call.nbytes, call.alignments):
+        facts.append(0)
+    return len(call.addresses) - 1
+
+
+def _new(call: Call, shape: tuple[int, ...], dtype: str, base: int) -> Array:
+    library = call.library
+    return _placed(call, library.new(shape, library.dtype(dtype), call.device)(), dtype, base)
+
+
+def _placed(call: Call, values: Any, dtype: str, base: int) -> Array:
+    """An array of a type as that with this base."""
+    library = library_for(type(values)) or cupy_library()
+    call.addresses[base], call.nbytes[base] = library.pointer(values), prod(values.shape) * SIZES[dtype]
+    call.memory.append(values)
+    return Array(values, Pointer(base), dtype)
+
+
+def overlap(array: Array, y: Array) -> bool:
+    """Whether an array and an output share memory."""
+    import cupy
+
+    return bool(array.dtype) and bool(cupy.may_share_memory(view(array), view(y)))
+
+
+def view(array: Array) -> Any:
+    """An array of floats as CuPy's over the same memory."""
+    import cupy
+
+    values = array.values
+    return values if isinstance(values, cupy.ndarray) else cupy.from_dlpack(values.detach())
+
+
+def contiguous(array: Array) -> bool:
+    """Whether an array is in C order."""
+    return (library_for(type(array.values)) or cupy_library()).contiguous(array.values)
+
+
+def finish(call: Call, ys: Sequence[Array], outs: Sequence[Any]) -> None:
+    """Note the outputs as the caller gets them: those that it gave, or arrays of x's library."""
+    foreign = library_for(type(call.source)) is None
+    for y, out in zip(ys, outs, strict=True):
+        call.ys.append((like(call.source, y.values) if foreign else y.values) if out is None else out)
+
+
+def _apart(call: Call, array: Array, ys: Sequence[Array]) -> Array:
+    """An array that is read, copied where it shares memory with an output that the caller gave."""
+    if call.outs == 0 or not any(overlap(array, y) for y in ys):
+        return array
+    library = library_for(type(array.values)) or cupy_library()
+    return _placed(call, library.copy(array.values), array.dtype, array.pointer.base)
+
+
+def _added(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> Sequence[Array]:
+    """Bias and residual as kernels read them, apart from all outputs; a residual may be its own y."""
+    names = zip(epilogue, Epilogue._fields, strict=True)
+    bias, residual = (read(call, added, name, alignment=1) for added, name in names)
+    arrays = Epilogue(*(view(array) if array.dtype else None for array in (bias, residual)))
+    arguments.check_epilogue(arrays, tuple(y.values.shape))
+    others = ys
+    if residual.dtype == y.dtype:
+        call.residuals.add((y.pointer.base, residual.pointer.base))
+        if call.addresses[y.pointer.base] == call.addresses[residual.pointer.base]:
+            others = [other for other in ys if other is not y]
+    return _apart(call, bias, ys), _apart(call, residual, others)
