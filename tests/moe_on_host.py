@@ -1,4 +1,4 @@
-"""Experts in memory that stands for a GPU's, launches that run kernels on the host, and the check of their results."""
+"""Experts in host memory in place of a GPU's, launches that run kernels on the host, and the check of their results."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def device(array, dtype=None):
     return None if array is None else cupy_like.asarray(array.astype(float_dtype(dtype)) if dtype else array)
 
 
-def within(y, exact, dtype="float32", tiny=2.0**-24):
+def within(y, expected, dtype="float32", tiny=2.0**-24):
     rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    slack = exact.bound + rounding * (np.abs(exact.y) + exact.bound) + tiny
-    return (np.abs(y.get().astype(np.float64) - exact.y) <= slack).all()
+    slack = expected.bound + rounding * (np.abs(expected.y) + expected.bound) + tiny
+    return (np.abs(y.get().astype(np.float64) - expected.y) <= slack).all()

@@ -113,7 +113,7 @@ def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
     """A comment in pack.cu does not rebuild prefill_sm90, nor one format's header the kernels of another."""
     q4_0, q5_1 = (qgemm.FORMATS[name] for name in ("q4_0", "q5_1"))
     units = {
-        (kernel, fmt.name): codegen.compose(kernel, fmt, **template)
+        (kernel, fmt.name): codegen.compose(routes.source_of(kernel), fmt, **template)
         for fmt in (q4_0, q5_1)
         for kernel, template in routes.variants(fmt, 90)
     }
@@ -150,7 +150,7 @@ def test_headers_in_memory_come_first_and_reach_the_compiler():
 def test_every_include_is_found(fmt):
     """One that closure() did not follow would serve a stale kernel. What a kernel includes no template changes."""
     for kernel, template in dict(routes.variants(fmt, 90)).items():
-        unit = codegen.compose(kernel, fmt, **template)
+        unit = codegen.compose(routes.source_of(kernel), fmt, **template)
         found = sources.closure(unit, codegen.headers(fmt))
         names = [name for text in (unit, *found.values()) for name in sources.INCLUDE.findall(text)]
         assert {name.rpartition("/")[2] for name in names} == {name.rpartition("/")[2] for name in found}

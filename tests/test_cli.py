@@ -151,7 +151,7 @@ def test_routes(run):
     assert (status, err) == (0, "")
     table = out.split("\n")[1 : out.split("\n").index("")]
     assert [line.split()[0] for line in table] == [row.kernel.name for row in ROUTES]
-    assert [re.split(r"  +", line)[-1] for line in table] == [row.what for row in ROUTES]
+    assert [re.split(r"  +", line)[-1] for line in table] == [row.note for row in ROUTES]
     formats = lines_of(out + "\n", "format")
     assert list(formats) == [str(fmt) for fmt in qgemm.FORMATS.values()]
     assert formats["Q4_0"][1] == "4.5"

@@ -198,7 +198,7 @@ def test_every_product_of_few_tokens_has_its_kernel():
     for fmt, activation, m, source in itertools.product(TILED, ("a16", "a8"), range(1, 17), TYPES):
         if activation == "a16" or fmt.integer:
             row = routes.route(Problem(fmt, activation, m, 4096, 4096, 90, source))
-            inside = row.kernel.name == "decode_a8" and decode.quantizes_inside(m, 4096, 4096, 90)
+            inside = row.kernel.name == "decode_a8" and decode.quantizes(Problem(fmt, activation, m, 4096, 4096, 90))
             if row.kernel.name in ("decode", "decode_slices") or inside:
                 routed.add((row.kernel.name, fmt.name, source, row.tile(m)))
             if row.kernel.name == "decode_a8":  # x was quantized by the user or by another kernel

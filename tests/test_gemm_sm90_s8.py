@@ -162,7 +162,7 @@ def test_it_serves_many_rows_of_x_and_every_other_problem_has_a_kernel(kind):
     ):
         p = Problem(qgemm.FORMATS["q4_k"], kind, m, n, k, 90, "half")
         chosen = routes.route(p).kernel
-        assert chosen.takes(p._replace(x=EIGHT_BITS))
+        assert chosen.reads(p) == (EIGHT_BITS,)
         assert (chosen is gemm.GEMM_SM90_S8) == (gemm.ranked(p)[0][1] < prefill_sm90_eight_bits.ranked(p)[0][1])
         assert chosen is not gemm.GEMM_SM90_S8 or m >= gemm.TOKENS
     assert chosen is gemm.GEMM_SM90_S8

@@ -31,7 +31,7 @@ from qgemm.cuda.kernels.transforms import GROUPS_TOKENS, groups_template
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.layout.group_activations import byte_template
-from qgemm.cuda.problem import C_TYPES
+from qgemm.cuda.problem import C_TYPES, Q8_1
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 both_ways = pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
@@ -215,7 +215,7 @@ def test_products_in_float32(fmt, backwards):
     m, (n, k) = 3, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    gemv = kernel("gemv_simt", fmt, In="float", Out="float", TOKENS=4, WARP_SPLIT_K=4)
+    gemv = kernel("gemv", fmt, In="float", Out="float", TOKENS=4, WARP_SPLIT_K=4)
     row_blocks = -(-n // tiles.ROWS)
     gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(x), y, n, k, m, backwards=backwards)
     assert (np.abs(y - helpers.exact(x, w)) <= helpers.product_bound(x, w, np.dtype(np.float32))).all()
@@ -229,7 +229,7 @@ def test_products_of_quantized_activations(fmt, backwards):
     m, (n, k) = 3, w.shape
     x = helpers.normal(m, k, seed=4)
     y = device_array((m, n), np.float32)
-    gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=4, WARP_SPLIT_K=4)
+    gemv = kernel("gemv", fmt, In=Q8_1, Out="float", TOKENS=4, WARP_SPLIT_K=4)
     row_blocks, blocks = -(-n // tiles.ROWS), in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(row_blocks, 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, m, backwards=backwards)
     helpers.assert_a8(y, x, w)
@@ -242,7 +242,7 @@ def test_products_of_extreme_activations(fmt):
     n, k = w.shape
     x = helpers.extreme(k)
     y = device_array((len(x), n), np.float32)
-    gemv = kernel("gemv_dp4a", fmt, Out="float", TOKENS=8, WARP_SPLIT_K=4)
+    gemv = kernel("gemv", fmt, In=Q8_1, Out="float", TOKENS=8, WARP_SPLIT_K=4)
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(-(-n // tiles.ROWS), 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, len(x))
     helpers.assert_a8_formula(y, x, w, fmt.tile.bytes_are_levels)

@@ -44,7 +44,7 @@ def test_instructions_are_in_ptx():
 def test_a_unit_is_includes_and_config(fmt):
     """Nothing of a format or a template is at file scope: all of it is a member of qgemm::Config."""
     for kernel, template in dict(routes.variants(fmt, 90)).items():
-        unit = codegen.compose(kernel, fmt, **template)
+        unit = codegen.compose(routes.source_of(kernel), fmt, **template)
         rest = re.sub(r"namespace qgemm \{\nstruct Config \{\n.*?\n\};\n\}  // namespace qgemm\n", "", unit, flags=re.S)
         assert rest != unit
         assert all(line.startswith("#include ") for line in rest.splitlines())
@@ -74,7 +74,7 @@ def test_kernels_of_the_formats_of_tests(fmt, arch):
     kernels = dict(routes.variants(fmt, int(re.sub(r"\D", "", arch))))
     assert len(kernels) > 4
     for kernel, template in kernels.items():
-        source = codegen.compose(kernel, fmt, **template)
+        source = codegen.compose(routes.source_of(kernel), fmt, **template)
         if arch == "sm_90a" and kernel not in compile_kernels.BY_TURNS:
             assert "0 bytes spill stores" in cached(source, arch, headers).report, kernel
         else:

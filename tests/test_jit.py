@@ -43,7 +43,7 @@ def test_shared_memory_is_what_the_host_computes(kernel, constant, sm):
     """Every size of shared memory is held by a static_assert: 16 bytes more or fewer do not compile."""
     fmt, template = qgemm.FORMATS["q4_k"], SHARED[kernel, constant, sm]
     for lie in (-16, 16):
-        source = codegen.compose(kernel, fmt, **{**template, constant: int(template[constant]) + lie})
+        source = codegen.compose(routes.source_of(kernel), fmt, **{**template, constant: int(template[constant]) + lie})
         with pytest.raises(nvrtc.CompileError, match=r"differs? from (the host|what the host asks)"):
             nvrtc.compile_cubin(source, "sm_90a" if sm == 90 else "sm_80", codegen.headers(fmt))
 

@@ -191,7 +191,7 @@ def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeyp
     if isinstance(config, prefill_sm80.Plan):
         config = config._replace(split_k=2)
     kernel.launch(p, config)(0, 100, 200, 300, 310, 320)
-    assert launches[0].programmatic == waits(kernel.name)
+    assert launches[0].programmatic == waits(kernel.source or kernel.name)
     level = qgemm.cuda.layout.tile.level_exponent(p.format)
     known = {
         "x": 100,
@@ -207,7 +207,7 @@ def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeyp
         "epilogue": bytes(EpilogueArguments(Outputs(300, 310, 320), Types.from_names(*output[1:]))),
     }
     known |= {"factor": 2.0 ** (level - p.exponent), "unit": 2.0**p.exponent}
-    expected = [(name, kind, known[name]) for name, kind in parameters(kernel.name)]
+    expected = [(name, kind, known[name]) for name, kind in parameters(kernel.source or kernel.name)]
     found = [
         (type(some), bytes(some) if isinstance(some, ctypes.Structure) else some.value)
         for some in launches[0].arguments

@@ -18,7 +18,7 @@ from strategies import EVERY_TILED, by_turns, over_formats, seeds
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.call import experts, grouped, plan
-from qgemm.cuda.kernels import moe_decode
+from qgemm.cuda.kernels import decode
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
 
@@ -34,8 +34,8 @@ def host(monkeypatch):
     """CuPy over NumPy, and kernels on the host, of a GPU without cp.async.bulk."""
     install(monkeypatch)
     kernel = cache(harness.Kernel)
-    monkeypatch.setattr(moe_decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
-    monkeypatch.setattr(moe_decode, "Launch", Launch)
+    monkeypatch.setattr(decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
+    monkeypatch.setattr(decode, "Launch", Launch)
     monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
@@ -46,7 +46,7 @@ def host(monkeypatch):
 @few
 @given(data=st.data())
 def test_each_token_by_its_experts(fmt, data, host):
-    """x of one row a token, or one for each of its experts; ids of both types, some of which are no expert."""
+    """x has one row for a token, or one for each of its experts. Ids have both types; some are no expert."""
     rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer else TYPES[:2], fmt, EVERY_TILED)
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 3), (1, 4)))
     w = random_experts(fmt, e, data.draw(st.sampled_from([7, 64, 90])), data.draw(st.sampled_from([64, 320])), rng)
@@ -58,22 +58,22 @@ def test_each_token_by_its_experts(fmt, data, host):
     nobody = rng.random(ids.shape) < 0.2
     given_ids[nobody] = data.draw(st.sampled_from([-1, e, 1 << 30]))
     y = qgemm.moe_matmul(device(x), on_device(w), device(given_ids), bias=device(bias))
-    known = known_matmul(x.astype(np.float32), w, ids, bias, dtype)
-    known.y[nobody] = known.bound[nobody] = 0
+    expected = known_matmul(x.astype(np.float32), w, ids, bias, dtype)
+    expected.y[nobody] = expected.bound[nobody] = 0
     assert (y.shape, y.dtype) == ((t, top_k, w.shape[1]), np.float32)
     assert not y.get()[nobody].any()
-    assert within(y, known)
+    assert within(y, expected)
 
 
 @pytest.mark.parametrize(
     ("fmt", "name"),
     list(zip(OF_LAYERS, itertools.cycle(GATE_OF), strict=False)),
-    ids=lambda each: getattr(each, "name", each),
+    ids=lambda value: getattr(value, "name", value),
 )
 @few
 @given(data=st.data())
 def test_a_layer(fmt, name, data, host):
-    """Two launches; gate and up as two tensors, and as one where F is a multiple of 64; gates and types by turns."""
+    """Two launches; gate and up as two tensors, and as one if F is a multiple of 64; gates and types take turns."""
     rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer else TYPES[:2], fmt, OF_LAYERS)
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 4), (1, 4)))
     f = data.draw(st.sampled_from([64, 192] if fmt.weights < 100 else [256]))
@@ -81,8 +81,8 @@ def test_a_layer(fmt, name, data, host):
     down = random_experts(data.draw(st.sampled_from([fmt, Q8_0])), e, gate.shape[2], f, rng)
     ids, weights = routed(rng, t, top_k, e)
     x = (rng.standard_normal((t, gate.shape[2])) / 64).astype(float_dtype(dtype))
-    given = [(rng.standard_normal((e, n)) / 8).astype(np.float32) for n in (f, f, down.shape[1])]
-    biases = [None] * 3 if data.draw(st.booleans()) else given
+    arrays = [(rng.standard_normal((e, n)) / 8).astype(np.float32) for n in (f, f, down.shape[1])]
+    biases = [None] * 3 if data.draw(st.booleans()) else arrays
     merged = data.draw(st.booleans())
     if merged:
         both = qgemm.Tensor(fmt, (e, 2 * f, gate.shape[2]), np.concatenate([gate.blocks, up.blocks], axis=1))
@@ -91,8 +91,8 @@ def test_a_layer(fmt, name, data, host):
     else:
         gate_up, passed = [on_device(gate), on_device(up)], [device(bias) for bias in biases]
     y = qgemm.moe(device(x), gate_up, on_device(down), device(ids), device(weights), name, biases=passed)
-    known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype)
-    assert within(y, known)
+    expected = known_layer(x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype)
+    assert within(y, expected)
     assert [grid[1] for grid in Launch.seen] == [t * top_k, t]
     Launch.seen.clear()
 
@@ -104,9 +104,9 @@ def test_shares_of_a_layer(shares, host, monkeypatch):
     """CTAs of a cluster share K; a thread of a CTA of one warp has several rows. Of a gate, and of a sum over a token's
     experts, one of which is none; each expert's K is a few tiles long.
     """
-    chosen = moe_decode.decode_ranked
+    chosen = decode.decode_ranked
     monkeypatch.setattr(
-        moe_decode, "decode_ranked", lambda *p: [row._replace(**shares) for row in chosen(*p)]
+        decode, "decode_ranked", lambda *p: [row._replace(**shares) for row in chosen(*p)]
     )  # fmt: skip
     rng = np.random.default_rng(4)
     gate, up, down = (random_experts(Q4_0, 5, *shape, rng) for shape in ((96, 320), (96, 320), (320, 96)))
@@ -151,9 +151,9 @@ def test_gate_and_up_of_two_formats(data, host):
     on = [on_device(w) for w in (gate, up, down)]
     passed = [device(bias) for bias in biases]
     y = qgemm.moe(device(x), on[:2], on[2], device(ids), device(weights), biases=passed, dtype="float16")
-    known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, "silu", biases, "float16")
+    expected = known_layer(x.astype(np.float32), gate, up, down, ids, weights, "silu", biases, "float16")
     assert y.dtype == np.float16
-    assert within(y, known, "float16")
+    assert within(y, expected, "float16")
 
 
 def layer(seed=0):

@@ -13,7 +13,7 @@ from moe_on_host import Launch, device, install, on_device, within
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.call import experts, grouped, plan
-from qgemm.cuda.kernels import moe_decode_tiles, moe_prefill_sm80, moe_sort, transforms
+from qgemm.cuda.kernels import decode, moe_prefill_sm80, moe_sort, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size
 from qgemm.cuda.problem import Gpu
 
@@ -29,16 +29,16 @@ def host(request, monkeypatch):
     """
     install(monkeypatch)
     kernel = cache(harness.Kernel)
-    for module in (transforms, moe_prefill_sm80, moe_decode_tiles):
+    for module in (transforms, moe_prefill_sm80, decode):
         monkeypatch.setattr(module, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
-    for module in (moe_sort, moe_prefill_sm80, moe_decode_tiles):
+    for module in (moe_sort, moe_prefill_sm80, decode):
         monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(moe_sort, "SORT_THREADS", SORT["THREADS"])
     monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", (SORT,)))
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
     monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
-    monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: request.param)
+    monkeypatch.setattr(grouped, "token_tile", lambda *sizes: request.param)
     made = moe_sort.sort_launch, moe_sort.combine_launch
     for function in made:
         function.cache_clear()

@@ -98,6 +98,6 @@ def test_x_is_quantized_within_where_no_cta_has_more_than_one_turn():
         (4096, 4096, 1, True),
     ):
         p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, "half", (Output(n),), sms=132)
-        assert prefill.quantizes(p) == PREFILL.takes(p) == within
-        assert PREFILL.takes(p._replace(x=EIGHT_BITS))
+        assert prefill.quantizes(p) == within
+        assert PREFILL.reads(p) == (EIGHT_BITS,)
         assert not prefill.quantizes(p._replace(x=EIGHT_BITS))

@@ -16,6 +16,7 @@ import readme
 
 import qgemm
 from benchmarks.report import tables
+from qgemm.cuda.kernels.routes import source_of
 
 ROOT = tables.ROOT
 API = ROOT / "docs" / "api"
@@ -168,7 +169,8 @@ def test_kernel_notes_name_kernels():
     index = text_of("docs/kernels/README.md")
     rows = [line.split("|")[1:3] for line in index.splitlines() if line.startswith("| [")]
     named = {name for _, kernels in rows for name in SPAN.findall(kernels)}
-    assert not {name for name in named if not any((ROOT / "kernels").rglob(f"{name}.c*"))}
+    named_files = {source_of(name) for name in named}
+    assert not {name for name in named_files if not any((ROOT / "kernels").rglob(f"{name}.c*"))}
     assert {path.stem for path in (ROOT / "kernels").rglob("*.cu")} <= named
     listed = {target for pages, _ in rows for target in LINK.findall(pages)}
     assert listed == {path.name for path in (ROOT / "docs" / "kernels").glob("*.md")} - {"README.md"}

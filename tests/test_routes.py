@@ -13,7 +13,7 @@ from strategies import FORMATS, TILED, over_formats
 import qgemm
 from qgemm.cuda.jit import nvrtc, sources
 from qgemm.cuda.kernels import decode, decode_config, routes
-from qgemm.cuda.kernels.moe_decode import MOE_DECODE
+from qgemm.cuda.kernels.decode import MOE_DECODE
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem, Routed
 
@@ -47,7 +47,10 @@ def test_routes(fmt, activation):
         row = routes.route(problem)
         assert row.fits(problem)
         assert row is next(r for r in routes.ROUTES if r.fits(problem))
-        assert row.kernel.name == "cublas" or (sources.kernels_dir() / sources.kernel_path(row.kernel.name)).exists()
+        assert (
+            row.kernel.name == "cublas"
+            or (sources.kernels_dir() / sources.kernel_path(routes.source_of(row.kernel.name))).exists()
+        )
     with pytest.raises(qgemm.UnsupportedError, match="on sm_70"):
         routes.route(Problem(fmt, activation, 1, 64, 96, 70))
 
@@ -62,14 +65,14 @@ def test_a_row_serves_what_it_says(fmt):
         if activation == "a16" or fmt.integer:
             row = routes.route(problem)
             assert row.least <= sm < row.below
-            assert m <= row.most
+            assert m <= row.max_rows
 
 
 @pytest.mark.slow
 @over_formats(TILED)
 @pytest.mark.parametrize("sm", [80, 86, 90, 100, 120])
 def test_decode_fits_its_shared_memory(fmt, sm):
-    """Whatever the matrix and the type of x, the pipelines and barriers of a CTA stay within what the GPU has."""
+    """For any matrix and type of x, the pipelines and barriers of a CTA fit into the GPU's shared memory."""
     for kernel, template in routes.variants(fmt, sm):
         if kernel not in ("decode", "decode_a8", "decode_slices"):
             continue
@@ -84,18 +87,29 @@ def test_decode_fits_its_shared_memory(fmt, sm):
 @pytest.mark.slow
 @over_formats(TILED)
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
-def test_at_most_so_many_variants_of_a_prefill_kernel_are_compiled(fmt, sm):
-    found = Counter(kernel for kernel, _ in routes.variants(fmt, sm) if kernel.startswith("prefill"))
-    assert ("prefill_sm90" if sm == 90 else "prefill_sm80") in found
-    assert max(found.values()) <= MAX_VARIANTS
+def test_variants_of_a_prefill_kernel_are_limited(fmt, sm):
+    counts = Counter(kernel for kernel, _ in routes.variants(fmt, sm) if kernel.startswith("prefill"))
+    assert ("prefill_sm90" if sm == 90 else "prefill_sm80") in counts
+    assert max(counts.values()) <= MAX_VARIANTS
+
+
+@over_formats([fmt for fmt in TILED if not fmt.family])
+def test_kernels_of_one_source_differ_in_their_templates(fmt):
+    """Functions are cached by source and template: two records with one template would share a function."""
+    names: dict[Any, str] = {}
+    for sm in (75, 80, 90):
+        for kernel, template in routes.variants(fmt, sm):
+            if kernel in routes.SOURCES:
+                unit = sm, routes.source_of(kernel), *template.values()
+                assert names.setdefault(unit, kernel) == kernel
 
 
 def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
-    """The driver keeps one limit a function: a launch of a small product would lower that of a large one."""
-    asked: dict[Any, set[int]] = {}
+    """The driver has one limit for a function: a launch of a small product would lower it for a large one."""
+    shared_of: dict[Any, set[int]] = {}
 
     def launch(function, grid, block, shared, *rest):
-        asked.setdefault(function, set()).add(shared)
+        shared_of.setdefault(function, set()).add(shared)
         return SimpleNamespace(enter=None)
 
     monkeypatch.setattr(decode, "load", lambda kernel, fmt, **template: (kernel, fmt.name, *template.items()))
@@ -107,8 +121,8 @@ def test_all_launches_of_a_function_ask_for_the_same_memory(monkeypatch):
         for source in sources[row.kernel.name]:
             problem = Problem(fmt, row.activations[0], m, n, k, 90, source, (Output(n),))
             row.kernel.launch(problem, row.kernel.choose(problem))
-    assert len(asked) > 4
-    assert {len(sizes) for sizes in asked.values()} == {1}
+    assert len(shared_of) > 4
+    assert {len(sizes) for sizes in shared_of.values()} == {1}
 
 
 @pytest.mark.slow
@@ -126,7 +140,7 @@ def test_every_matrix_has_a_decode_config(name, kernel, tokens, sm):
 
 
 def test_clusters_share_long_rows_alone():
-    """A CTA of a cluster reads a part of x: of few rows of W with many columns, as the experts of a token have."""
+    """CTAs of a cluster read parts of x, which pays if W has few rows and many columns, as the experts of a token."""
     clustered = [
         row for row in decode_config.DECODE_CONFIGS if row.cluster_split_k > 1 and row.kernels[0] != "moe_decode_sum"
     ]
@@ -138,8 +152,8 @@ def test_clusters_share_long_rows_alone():
         experts = problem._replace(routed=Routed())
         summed = experts._replace(m=1, k=k // 4, routed=Routed(top_k=4, summed=True))
         assert MOE_DECODE.choose(summed).cluster_split_k > 1
-        for asked in (experts, summed):
-            assert not MOE_DECODE.choose(asked).prefetch
+        for p in (experts, summed):
+            assert not MOE_DECODE.choose(p).prefetch
 
 
 @over_formats([fmt for fmt in TILED if fmt.integer])
@@ -149,26 +163,26 @@ def test_clusters_share_long_rows_alone():
     [("decode", "half"), ("decode", "float"), ("decode_a8", "half"), ("decode_a8", "Activations")],
 )
 def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
-    """CTAs of 16 warps: where two fit, some SMs get two while others have none."""
+    """CTAs of 16 warps: if two fit, some SMs get two while others have none."""
     for config in decode_config.decode_configs_for(fmt, kernel, tokens, 90):
         template = decode_config.decode_template(fmt, config, tokens, kernel, source, 90)
         pipelines = template["WARP_SPLIT_K"] * template["WARP_BYTES"] + decode_config.quantized_bytes(
             kernel, source, tokens
         )
-        taken = max(pipelines, config.reserved) + 1024
-        assert config.warp_split_k < 16 or 2 * taken > 228 << 10, config
+        shared = max(pipelines, config.reserved) + 1024
+        assert config.warp_split_k < 16 or 2 * shared > 228 << 10, config
 
 
 @over_formats([fmt for fmt in TILED if fmt.needs_table])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
-    """A CTA takes pipelines, barriers and 1 KB of the system of the SM's 228 KB; one meant to be alone, over half."""
+    """An SM has 228 KB for the pipelines and barriers of its CTAs, and 1 KB of the system for each of them."""
     for config in decode_config.decode_configs_for(fmt, "decode", tokens, 90):
         template = decode_config.decode_template(fmt, config, tokens, "decode", "half", 90)
         barriers = 8 * template["WARP_SPLIT_K"] * template["STAGES"]
         pipelines = tiles.table_bytes(fmt) + template["WARP_SPLIT_K"] * template["WARP_BYTES"]
-        taken = max(pipelines, config.reserved) + barriers + 1024
-        assert (2 * taken <= 228 << 10) == (config.shared < 113 << 10)
+        shared = max(pipelines, config.reserved) + barriers + 1024
+        assert (2 * shared <= 228 << 10) == (config.shared < 113 << 10)
 
 
 @pytest.mark.slow

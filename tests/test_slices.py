@@ -20,11 +20,12 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 SLICED = [fmt for fmt in qgemm.FORMATS.values() if sliced(fmt)]
 FAMILIES = [qgemm.FORMATS[name] for name in ("u1_g128", "u1z_g32", "u2z_g128", "u2f_g64_bf16", "u3_g128", "u3z_g256")]
 SLICE_BLOCK = 256
-LOST = 2.0**-29  # of the largest magnitude of a block, of each x at most
+LOST = 2.0**-29  # error of each x at most, relative to the largest magnitude of its block
 
 
 def bound_of(x, w):
-    """Of float32 sums of exact products, and of what slices lose of x. raw: with the zero that is taken apart."""
+    """The bound of float32 sums of exact products, and of the error of slices. raw: includes the zero, which is
+    subtracted from the sums."""
     raw = helpers.magnitudes(w.format, w.blocks) + np.abs(w.dequantize(np.float64))
     n, k = raw.shape
     padded = -(-k // SLICE_BLOCK) * SLICE_BLOCK
@@ -44,7 +45,7 @@ def multiplied(fmt, source, x, w, **config):
 
 @over_formats([*SLICED, *FAMILIES])
 def test_one_token(fmt):
-    """Every format: float32 sums of exact products, of two chunks of x where it has more than a CTA holds."""
+    """Every format: float32 sums of exact products, in two chunks if x has more columns than a CTA holds."""
     for k in (320, 4500):
         w, x, expected, _ = products.problem(fmt, 1, k=k)
         assert (np.abs(multiplied(fmt, "half", x, w) - expected) <= bound_of(x, w)).all()
@@ -54,7 +55,7 @@ def test_one_token(fmt):
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), spread=st.sampled_from([0, 3, 40]), zeros=st.booleans())
 def test_x_of_any_range(fmt, seed, spread, zeros):
-    """Magnitudes that differ by up to 2^80, denormals among them: what is lost is relative to a block's largest."""
+    """Magnitudes that differ by up to 2^80, denormals among them: the error is relative to a block's largest."""
     rng = np.random.default_rng(seed)
     w = products.problem(fmt, 1, k=768)[0]
     x = (rng.standard_normal((1, w.shape[1])) * 2.0 ** rng.uniform(-spread, spread, (1, w.shape[1]))).astype(np.float32)
@@ -66,7 +67,7 @@ def test_x_of_any_range(fmt, seed, spread, zeros):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_x_that_is_not_finite(value):
-    """Infinity has no slices: all that it meets is NaN."""
+    """Infinity has no slices: all products with it are NaN."""
     fmt = qgemm.FORMATS["q2_k"]
     w, x, _, _ = products.problem(fmt, 1)
     x = x.copy()
@@ -85,7 +86,7 @@ def test_shares_of_rows(fmt, m16_tiles):
 
 @over_formats([qgemm.FORMATS[name] for name in ("q2_k", "iq2_xs")])
 def test_one_launch_of_gate_and_up(fmt):
-    """The products are those of the kernel alone, in the same order: y is what the gate makes of them."""
+    """y is the gate of one product times the other, each with the bits of a launch of its own."""
     rng = np.random.default_rng(9)
     weights = tuple(helpers.random_tensor(fmt, 90, 512, rng) for _ in range(2))
     x = helpers.normal(1, weights[0].shape[1], seed=4).astype(np.float16)

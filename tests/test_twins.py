@@ -28,7 +28,7 @@ def compile_kernel(kernel):
     sm = 90 if kernel == "prefill_sm90" else 80
     template = next(template for name, template in routes.variants(FORMAT, sm) if name == kernel)
     arch = {80: "sm_80", 90: "sm_90a"}[sm]
-    nvrtc.check(codegen.compose(kernel, FORMAT, **template), arch, codegen.headers(FORMAT))
+    nvrtc.check(codegen.compose(routes.source_of(kernel), FORMAT, **template), arch, codegen.headers(FORMAT))
 
 
 def assert_epilogue():
@@ -77,7 +77,7 @@ LIES = (
     ("host.cuh",          "WARPS = 4",               "WARPS = 2",                "decode"),
     ("host.cuh",          "float2 ds[2];",           "float2 ds[4];",            "decode_a8"),
     ("host.cuh",          "UNIT = 524288",           "UNIT = 1",                 assert_activations),
-    ("gemm/decode_a8.cu",      "{ACTIVATION_UNIT, ACTI",  "{1.0f, ACTI",              assert_a8),
+    ("gemm/decode/a8.cuh",     "{ACTIVATION_UNIT, ACTI",  "{1.0f, ACTI",              assert_a8),
     ("gemm/decode/reduce.cuh", "ACC_ROWS + 4]",           "ACC_ROWS]",                "decode"),
     ("gemm/epilogue.cuh",      "case FLOAT16:",           "case BFLOAT16 + 1:",       assert_epilogue),
     ("gemm/schedule.cuh",      "2 * u32(number)",         "u32(number)",              assert_division),

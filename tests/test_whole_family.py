@@ -66,6 +66,6 @@ def test_a_kernel_of_each_kind_compiles(fmt):
     """For the tuned architecture; products of few tokens spill nothing."""
     kernels = dict(routes.variants(fmt, 90))
     for name in ("decode", "decode_a8", "pack"):
-        source = codegen.compose(name, fmt, **kernels[name])
+        source = codegen.compose(routes.source_of(name), fmt, **kernels[name])
         report = nvrtc.compile_cubin(source, "sm_90a", codegen.headers(fmt)).report
         assert "0 bytes spill stores" in report

@@ -36,9 +36,7 @@ from kernel_batches import Unit, batches, check
 import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
-from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES
-from qgemm.cuda.kernels.moe_decode import MOE_DECODE
-from qgemm.cuda.kernels.moe_decode_tiles import MOE_DECODE_TILES
+from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
 from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.needed import needed
@@ -46,7 +44,7 @@ from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
-from qgemm.cuda.kernels.routes import common_variants, variants
+from qgemm.cuda.kernels.routes import common_variants, source_of, variants
 from qgemm.cuda.problem import TUNED_SMS
 from qgemm.files.compiled import cache_dir
 from qgemm.formats.groups import REPRESENTATIVES as GROUPS
@@ -197,7 +195,7 @@ def compile_unit(unit: Unit) -> tuple[Unit, str, str]:
     """Compile a unit into the cache -> (unit, ptxas' report, error); one of the two texts is empty."""
     try:
         fmt = FORMATS.get(unit.format)
-        source = codegen.compose(unit.kernel, fmt, **dict(unit.template))
+        source = codegen.compose(source_of(unit.kernel), fmt, **dict(unit.template))
         return unit, cache.cached(source, unit.arch, codegen.headers(fmt)).report, ""
     except nvrtc.CompileError as error:
         return unit, "", str(error)

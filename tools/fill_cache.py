@@ -13,6 +13,7 @@ from tqdm import tqdm
 from qgemm.backend import backends
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import cache, codegen, nvrtc
+from qgemm.cuda.kernels.routes import source_of
 from qgemm.files.compiled import cache_dir
 from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
@@ -31,7 +32,7 @@ class Filled(NamedTuple):
 
 def fill(kernel: str, fmt: Format | None, template: codegen.Template, arch: str) -> Filled:
     """Compile one kernel into the cache unless it is there."""
-    source, headers = codegen.compose(kernel, fmt, **template), codegen.headers(fmt)
+    source, headers = codegen.compose(source_of(kernel), fmt, **template), codegen.headers(fmt)
     folder = cache_dir()
     if folder is None:
         return Filled(False, 0, "there is no cache folder: set QGEMM_CACHE_DIR")

@@ -29,11 +29,9 @@ from qgemm import FORMATS
 from qgemm.arguments import ACTIVATIONS
 from qgemm.cuda.jit import nvrtc
 from qgemm.cuda.kernels import decode, decode_config, prefill_sm80, routes
-from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES
+from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES
 from qgemm.cuda.kernels.gemv import GEMV_DP4A, GEMV_SIMT
 from qgemm.cuda.kernels.kernel import Kernel
-from qgemm.cuda.kernels.moe_decode import MOE_DECODE
-from qgemm.cuda.kernels.moe_decode_tiles import MOE_DECODE_TILES
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
 from qgemm.cuda.kernels.moe_prefill_sm90 import MOE_PREFILL_SM90
 from qgemm.cuda.kernels.panels import DEQUANTIZE
@@ -76,7 +74,7 @@ def units(arch: str) -> Iterator[Unit]:
             yield Unit(config.kernel, fmt.name, tuple(template.items()), arch)
     for unit in every_unit(["sm_75"]):
         values = dict(unit.template)
-        if unit.kernel in FEW and values["Out"] == "float" == values.get("In", "float"):
+        if unit.kernel in FEW and values["Out"] == "float" and values["In"] in ("float", Q8_1):
             yield unit._replace(arch=arch)
 
 

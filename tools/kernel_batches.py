@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc, sources
+from qgemm.cuda.kernels.routes import source_of
 from qgemm.files.compiled import load_or_make
 
 MAX_UNITS = 40  # in a program
@@ -49,7 +50,7 @@ def compose(units: list[Unit]) -> tuple[str, Mapping[str, str]]:
 
     Headers are templates over a Config and are included once, first; the file of the kernel is included for each unit.
     """
-    (kernel,) = {unit.kernel for unit in units}
+    (kernel,) = {source_of(unit.kernel) for unit in units}
     headers: dict[str, str] = {}
     includes: dict[str, None] = {}  # each once, in order
     instances = []

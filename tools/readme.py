@@ -98,10 +98,10 @@ def routes_table() -> str:
     """A row for each route, in order of precedence."""
     rows = ["| kernel | activations | x | M up to | GPUs | formats | note |", "|---|---|---|--:|---|---|---|"]
     for row in ROUTES:
-        limit = "any" if row.most == ANY else row.most
+        limit = "any" if row.max_rows == ANY else row.max_rows
         rows.append(
             f"| `{row.kernel.name}` | {', '.join(row.activations)} | {', '.join(row.types)} | {limit} | {row.gpus} "
-            f"| {row.formats.label} | {row.what} |"
+            f"| {row.formats.label} | {row.note} |"
         )
     return "\n".join(rows)
 

@@ -86,6 +86,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     from qgemm.cuda.kernels.prefill_sm80 import Plan
     from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
     from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
+    from qgemm.cuda.kernels.routes import can_serve
     from qgemm.cuda.problem import EIGHT_BITS, Output, Problem, gpu
 
     on, (n, k), m = gpu(cupy.cuda.Device().id), w.shape, 270
@@ -97,11 +98,11 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
         runs, within = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma], []
-        if GEMM_SM90_S8.takes(p):
+        if can_serve(GEMM_SM90_S8, p):
             ranked = [config for config, _ in GEMM_SM90_S8.ranked(p)]
             runs += [(GEMM_SM90_S8, config) for config in ranked]
             within += [(GEMM_SM90_S8, config) for config in ranked if config.makers]
-        if PREFILL_SM90_EIGHT_BITS.takes(p):
+        if can_serve(PREFILL_SM90_EIGHT_BITS, p):
             every = [(PREFILL_SM90_EIGHT_BITS, config) for config, _ in PREFILL_SM90_EIGHT_BITS.ranked(p)]
             runs, within = runs + every, within + every
         for kernel, plan in runs:
@@ -129,6 +130,7 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     from qgemm.cuda.kernels import moe_prefill_sm80
     from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
     from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS
+    from qgemm.cuda.kernels.routes import WGMMA
     from qgemm.cuda.problem import gpu
 
     n, k = SUPER_BLOCK, 3 * SUPER_BLOCK
@@ -140,7 +142,7 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
         ids, weights = cupy.asarray(rng.integers(-1, 5, (tokens, 2))), cupy.full((tokens, 2), 0.5, np.float32)
         roads = [(sm, 0), (moe_prefill_sm80.LEAST, 0)]
         if tokens == max(TOKENS_OF_EXPERTS):
-            roads += [(sm, tile) for tile in (DECODE_TILE, *GROUPED_TOKENS[:2]) if 90 <= sm < 100]
+            roads += [(sm, tile) for tile in (DECODE_TILE, *GROUPED_TOKENS[:2]) if sm in range(*WGMMA)]
             roads += [(moe_prefill_sm80.LEAST, tile) for tile in (DECODE_TILE, *moe_prefill_sm80.TOKENS[:2])]
         for arch, tile in roads:
             kind = gpu(cupy.cuda.Device().id)._replace(sm=arch)
@@ -148,7 +150,6 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
                 patch.object(of_experts, "gpu", lambda device, kind=kind: kind),
                 patch.object(grouped, "gpu", lambda device, kind=kind: kind),
                 patch.object(grouped, "token_tile", lambda *sizes, tile=tile: tile),
-                patch.object(moe_prefill_sm80, "token_tile", lambda *sizes, tile=tile: tile),
             ):
                 for w in (gate, up, ragged, down):
                     w.plans.clear()

@@ -1,5 +1,5 @@
-// Epilogue: y = sum + bias + residual, or what a gate, the residual, makes of sum + bias; bias and residual are
-// optional, types and gate are chosen by the host at run time.
+// Epilogue: y = sum + bias + residual or, with a gate, y = gate(residual) * (sum + bias). Bias and residual are
+// optional; the host chooses types and gate at run time.
 #pragma once
 
 #include "gate.cuh"
@@ -21,7 +21,7 @@ __device__ inline float load_as(const void* data, int type, i64 i) {
     }
 }
 
-// load_as in two steps, of which only the second waits for the load: load_raw gives bits, value_of their value.
+// load_as in two steps, so that the load is waited for later: load_raw loads bits, value_of converts them.
 __device__ inline u32 load_raw(const void* data, int type, i64 i) {
     u32 bits = 0;
     if (type == FLOAT32) bits = static_cast<const u32*>(data)[i];
@@ -47,7 +47,7 @@ __device__ inline void store_as(void* data, int type, i64 i, float value) {
     }
 }
 
-// row: of W; token: index in y of the token's first output.
+// row: row of W. token: index in y of the token's first output.
 struct Epilogue : EpilogueArguments {
     __device__ bool adds() const { return types.bias || types.residual; }
     __device__ float biased(i64 row, float sum) const {

@@ -1,4 +1,4 @@
-// Gates: what one product makes of another, as in SwiGLU and GEGLU. Twin of qgemm/gating.py.
+// Gates, functions by which one product multiplies another, as in SwiGLU and GEGLU. Twin of qgemm/gating.py.
 #pragma once
 
 #include "host.cuh"
@@ -6,15 +6,15 @@
 
 namespace qgemm {
 
-// min(x, 7), the limit of gpt-oss's gate; NaN stays.
+// min(x, 7), the limit of gpt-oss's gate; NaN stays NaN.
 __device__ inline float at_most_7(float x) { return x > 7 ? 7 : x; }
 
 // x / (1 + exp(-z)).
 __device__ inline float logistic(float x, float z) { return x / (1 + expf(-z)); }
-// logistic with a relative error of 2^-16, in a few instructions: less than half of a last place of 16 bits.
+// logistic in a few instructions, with a relative error of 2^-16: below half of the last place of 16-bit types.
 __device__ inline float logistic_16(float x, float z) { return x * reciprocal(1 + ex2_approx_ftz(-1.44269504f * z)); }
 
-// function: a GateCode. LOGISTIC: logistic, or logistic_16 where the result is rounded to 16 bits.
+// function: a GateCode. LOGISTIC: logistic, or logistic_16 if the result is rounded to 16 bits.
 template <float (*LOGISTIC)(float, float) = logistic>
 __device__ inline float gated(int function, float x, float up) {
     switch (function) {

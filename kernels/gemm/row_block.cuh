@@ -1,5 +1,5 @@
-// A CTA that owns a row_block of TILE_ROWS rows of W: WARP_SPLIT_K groups of WARPS warps share its tiles along K
-// (split-K within the CTA), each accumulates its own.
+// A CTA that owns a row_block of TILE_ROWS rows of W. Intra-CTA split-K: WARP_SPLIT_K groups of WARPS warps share its
+// tiles along K, and each group accumulates its own sums.
 #pragma once
 
 #include "tile_config.cuh"
@@ -13,21 +13,21 @@ struct RowBlockConfig : TileConfig<Base> {
     static constexpr int THREADS = Base::WARP_SPLIT_K * WARPS * 32;
 };
 
-// Where a thread stands: its lane of the fragment (g, t), its 16 rows of a tile (warp), its share of K (warp_k).
+// Coordinates of a thread: lane of the fragment (g, t), 16 rows of a tile (warp), share of K (warp_k).
 struct ThreadCoord {
     int warp = threadIdx.x / 32 % WARPS, warp_k = threadIdx.x / 32 / WARPS;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 };
 
-// The k_block after number i of a row_block, for a group that takes every WARP_SPLIT_K-th tile.
+// The k_block after number i of a row_block, for a group that has every WARP_SPLIT_K-th tile.
 template <class Config>
 __device__ inline i64 next_k_block(i64 i) {
     constexpr int K_BLOCKS = Config::K_BLOCKS;
     return (i + 1) % K_BLOCKS ? i + 1 : i + 1 + (Config::WARP_SPLIT_K - 1) * K_BLOCKS;
 }
 
-// unit * acc[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], added in a fixed order: the lanes
-// t = 0..3, which hold parts of the same rows, then the groups of warps.
+// unit * acc[row][token] of every lane (rows g and g + 8 of its warp) -> y [m, n], summed in a fixed order: over the
+// lanes t = 0..3, which hold parts of the same rows, then over the groups of warps.
 template <class Config>
 __device__ void reduce_and_store(float (&acc)[2][Config::TOKENS], typename Config::Out* __restrict__ y, i64 first_row,
                                  i64 n, int m, float unit = 1.0f) {

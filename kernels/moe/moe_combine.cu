@@ -1,23 +1,23 @@
-// moe_combine: y [T, n], the sums over a token's experts of weight * (product + bias), in the order of its ids, in
+// moe_combine: y [T, n], the sums of weight * (product + bias) over a token's experts, in the order of its ids, in
 // float32.
 //
-// Products lie sorted by expert (moe_sort). With one expert a token and no weights it puts the products of all slots
-// into their places. A thread has 16 bytes of products of a row, and loads those of several experts at a time; an id
-// that is no expert adds nothing.
-// Config: In (of products), Out (of y); THREADS.
+// Products are sorted by expert (moe_sort). With one expert a token and no weights the kernel undoes the sort. A thread
+// has 16 bytes of a row of products, and loads the rows of several experts at a time. An id that is no expert adds
+// nothing.
+// Config: In (type of products), Out (type of y), THREADS.
 #include "gemm/epilogue.cuh"
 #include "ptx/griddepcontrol.cuh"
 
 namespace qgemm {
 
 struct Combination {
-    static constexpr int COLUMNS = 16 / sizeof(Config::In);  // of a thread
-    static constexpr int AT_ONCE = 4;                        // experts
+    static constexpr int COLUMNS = 16 / sizeof(Config::In);  // columns of a thread
+    static constexpr int AT_ONCE = 4;                        // experts whose rows are in flight
     using In = Config::In;
     using Out = Config::Out;
     const ExpertSums& all;
     i64 token, column;
-    int columns;  // inside the matrix
+    int columns;  // COLUMNS, fewer at the end of a row
 
     __device__ void run() const {
         float sums[COLUMNS] = {};
@@ -50,8 +50,8 @@ struct Combination {
 
 private:
     template <class T>
-    __device__ bool whole(const T* at) const {
-        return columns == COLUMNS && reinterpret_cast<i64>(at) % min(16, int(sizeof(T)) * COLUMNS) == 0;
+    __device__ bool whole(const T* values) const {
+        return columns == COLUMNS && reinterpret_cast<i64>(values) % min(16, int(sizeof(T)) * COLUMNS) == 0;
     }
     __device__ void load(In (&to)[COLUMNS], const In* from) const {
         if (whole(from)) return load_words<4>(reinterpret_cast<u32*>(to), reinterpret_cast<const u32*>(from));
@@ -62,8 +62,8 @@ private:
         for (int i = 0; i < COLUMNS; ++i) to[i] = 0;
         if (!all.biases_type) return;
         const i64 id = all.wide_ids ? static_cast<const i64*>(all.ids)[slot] : static_cast<const int*>(all.ids)[slot];
-        const i64 at = id * all.n + column;
-        const auto* values = static_cast<const float*>(all.biases) + at;
+        const i64 first = id * all.n + column;
+        const auto* values = static_cast<const float*>(all.biases) + first;
         if (all.biases_type == FLOAT32 && whole(values)) {
 #pragma unroll
             for (int i = 0; i < COLUMNS; i += 4)
@@ -72,20 +72,20 @@ private:
         }
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
-            if (i < columns) to[i] = load_as(all.biases, all.biases_type, at + i);
+            if (i < columns) to[i] = load_as(all.biases, all.biases_type, first + i);
     }
     __device__ void store(Out* to, const float (&sums)[COLUMNS]) const {
-        alignas(16) Out made[COLUMNS];
+        alignas(16) Out rounded[COLUMNS];
 #pragma unroll
-        for (int i = 0; i < COLUMNS; ++i) made[i] = from_float<Out>(sums[i]);
+        for (int i = 0; i < COLUMNS; ++i) rounded[i] = from_float<Out>(sums[i]);
         constexpr int WORDS = sizeof(Out) * COLUMNS / 4, AT_ONCE = WORDS < 4 ? WORDS : 4;
         if (whole(to)) {
 #pragma unroll
             for (int i = 0; i < WORDS; i += AT_ONCE)
-                load_words<AT_ONCE>(reinterpret_cast<u32*>(to) + i, reinterpret_cast<u32*>(made) + i);
+                load_words<AT_ONCE>(reinterpret_cast<u32*>(to) + i, reinterpret_cast<u32*>(rounded) + i);
             return;
         }
-        for (int i = 0; i < columns; ++i) to[i] = made[i];
+        for (int i = 0; i < columns; ++i) to[i] = rounded[i];
     }
 };
 

@@ -1,9 +1,9 @@
-// moe_sort: ids [T, top_k] of experts -> their places sorted by expert, the token tiles of every expert, and the rows
-// of x [T, k] or [T, top_k, k] in this order.
+// moe_sort: ids [T, top_k] of experts -> the slots sorted by expert, the token tiles of every expert, and the rows of x
+// [T, k] or [T, top_k, k] in this order.
 //
-// A stable counting sort. Each CTA counts the experts of all ids, those before its own segment apart, which gives the
-// first row of every expert in its segment; one warp hands out the rows of the segment in order, 32 slots at a time,
-// and all warps copy what x has there. So the result depends on the ids alone. An id that is no expert has no row.
+// A stable counting sort. Each CTA counts the experts of all ids, before its own segment and from there on, which gives
+// the first row of every expert in its segment. One warp assigns the rows of the segment in order, 32 slots at a time,
+// and all warps copy the rows of x. So the result depends on the ids alone. An id that is no expert has no row.
 // Config: THREADS.
 #include "host.cuh"
 #include "ptx/dynamic_smem.cuh"
@@ -17,19 +17,18 @@ constexpr int SORT_WARPS = Config::THREADS / 32;
 
 struct Sorter {
     const ExpertSort& all;
-    int* before;  // [experts]: ids before the segment, then the next row of an expert
-    int* behind;  // [experts]: the others
-    int first = blockIdx.x * all.segment, end = min(all.slots, first + all.segment);  // of the segment
+    int* before;  // [experts]: ids before the segment; later the next row of an expert
+    int* after;   // [experts]: ids from the segment on
+    int first = blockIdx.x * all.segment, end = min(all.slots, first + all.segment);  // the segment
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    // -1 for an id that is no expert, and behind `end`. Nothing branches, so that several loads are on their way at
-    // once.
+    // -1 for an id that is no expert, and from `end` on. Without branches, so that several loads are in flight.
     template <class Id>
     __device__ int expert_of(int slot, int end) const {
         const i64 id = static_cast<const Id*>(all.ids)[min(slot, all.slots - 1)];
         return slot < end && id >= 0 && id < all.experts ? int(id) : -1;
     }
-    // Order does not matter where ids are counted: any thread takes any.
+    // The order of counting does not matter: threads count any slots.
     template <class Id>
     __device__ void count_all() const {
         constexpr int AT_ONCE = 8;
@@ -39,16 +38,16 @@ struct Sorter {
             for (int i = 0; i < AT_ONCE; ++i) experts[i] = expert_of<Id>(slot + i * Config::THREADS, all.slots);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-                if (experts[i] >= 0) atomicAdd(&(slot + i * Config::THREADS < first ? before : behind)[experts[i]], 1);
+                if (experts[i] >= 0) atomicAdd(&(slot + i * Config::THREADS < first ? before : after)[experts[i]], 1);
         }
     }
-    // By one warp.
+    // One warp calls it.
     template <class Id>
-    __device__ void hand_out_rows() const {
+    __device__ void assign_rows() const {
         const int bits = 32 - __clz(all.experts);
         for (int slot = first + lane; slot - lane < end; slot += 32) {
             const int expert = expert_of<Id>(slot, end);
-            const u32 same = alike(expert, bits), earlier = same & (1u << lane) - 1;
+            const u32 same = equal_lanes(expert, bits), earlier = same & (1u << lane) - 1;
             const int row = expert < 0 ? -1 : before[expert] + __popc(earlier);
             __syncwarp();  // the next rows are read
             if (expert >= 0 && earlier == 0) before[expert] += __popc(same);
@@ -56,20 +55,19 @@ struct Sorter {
             if (slot < end) static_cast<int*>(all.rows)[slot] = row;
         }
     }
-    // The lanes of the warp that have the same number of so many bits. A ballot for each bit is faster than match.any,
-    // which compares with one number after the other: sorting 32,768 ids by one CTA took 73 us with it, 62 without.
-    __device__ static u32 alike(int number, int bits) {
+    // The lanes of the warp that have the same number, of `bits` bits. A ballot for each bit is faster than match.any,
+    // which compares with one lane after another. Sorting 32,768 ids by one CTA: 62 us, with match.any 73.
+    __device__ static u32 equal_lanes(int number, int bits) {
         u32 same = ~0u;
         for (int bit = 0; bit < bits; ++bit) {
-            const bool mine = number >> bit & 1;
-            const u32 ones = vote_ballot(mine);
-            same &= mine ? ones : ~ones;
+            const bool set = number >> bit & 1;
+            const u32 ones = vote_ballot(set);
+            same &= set ? ones : ~ones;
         }
         return same;
     }
-    // All but the zeros in front. scan: what counts make of `before`, the first row of every expert in the segment.
-    //
-    // The first of x are loaded before their rows are known.
+    // The whole sort; `before` and `after` hold zeros. scan() turns the counts in `before` into the first row of every
+    // expert in the segment. The first rows of x are loaded before their places are known.
     template <class Id, class Scan>
     __device__ void run(Scan scan) const {
         const int count = (end - first) * all.chunks;
@@ -78,7 +76,7 @@ struct Sorter {
         __syncthreads();
         scan();
         __syncthreads();
-        if (warp == 0) hand_out_rows<Id>();
+        if (warp == 0) assign_rows<Id>();
         __syncthreads();
         copies.store(*this);
         for (int from = threadIdx.x + Copies::AT_ONCE * Config::THREADS; from < count;
@@ -87,39 +85,39 @@ struct Sorter {
     }
 
 private:
-    // 16 bytes of x at each of AT_ONCE places, on their way to the sorted rows.
+    // AT_ONCE chunks of x, 16 bytes each, between their load and their store into the sorted rows.
     struct Copies {
         static constexpr int AT_ONCE = 8;
-        uint4 found[AT_ONCE];
+        uint4 chunks[AT_ONCE];
         int from, count;
 
         __device__ Copies(const Sorter& sorter, int from, int count) : from(from), count(count) {
             const ExpertSort& all = sorter.all;
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                const int at = place(i), number = divide(at, all.chunks_of_row);
+                const int chunk = index(i), number = divide(chunk, all.chunks_of_row);
                 const i64 row_of_x = divide(sorter.first + number, all.slots_of_row);
-                found[i] = static_cast<const uint4*>(all.x)[row_of_x * all.chunks + at - number * all.chunks];
+                chunks[i] = static_cast<const uint4*>(all.x)[row_of_x * all.chunks + chunk - number * all.chunks];
             }
         }
-        __device__ int place(int i) const { return min(from + i * Config::THREADS, count - 1); }
+        __device__ int index(int i) const { return min(from + i * Config::THREADS, count - 1); }
         __device__ void store(const Sorter& sorter) const {
             const ExpertSort& all = sorter.all;
             int rows[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-                rows[i] = static_cast<const int*>(all.rows)[sorter.first + divide(place(i), all.chunks_of_row)];
+                rows[i] = static_cast<const int*>(all.rows)[sorter.first + divide(index(i), all.chunks_of_row)];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                const int chunk = place(i) - divide(place(i), all.chunks_of_row) * all.chunks;
+                const int chunk = index(i) - divide(index(i), all.chunks_of_row) * all.chunks;
                 if (rows[i] >= 0 && from + i * Config::THREADS < count)
-                    static_cast<uint4*>(all.sorted)[i64(rows[i]) * all.chunks + chunk] = found[i];
+                    static_cast<uint4*>(all.sorted)[i64(rows[i]) * all.chunks + chunk] = chunks[i];
             }
         }
     };
 };
 
-// Of all threads before this one, and of all of them. sums: shared memory, one for each warp.
+// Sums over all threads before this one, and over all threads. sums: shared memory, one element for each warp.
 struct Scan {
     TokenTiles before, total = {0, 0};
 
@@ -132,15 +130,15 @@ struct Scan {
             const int count = __shfl_sync(~0u, sum.count, from), rows = __shfl_sync(~0u, sum.rows, from);
             if (lane >= step) sum.count += count, sum.rows += rows;
         }
-        __syncthreads();  // sums of the scan before are read
+        __syncthreads();  // sums of the previous scan are read
         if (lane == 31) sums[warp] = sum;
         __syncthreads();
         before = {sum.count - own.count, sum.rows - own.rows};
 #pragma unroll
         for (int other = 0; other < SORT_WARPS; ++other) {
-            const TokenTiles found = sums[other];
-            if (other < warp) before.count += found.count, before.rows += found.rows;
-            total.count += found.count, total.rows += found.rows;
+            const TokenTiles sum = sums[other];
+            if (other < warp) before.count += sum.count, before.rows += sum.rows;
+            total.count += sum.count, total.rows += sum.rows;
         }
     }
 };
@@ -158,21 +156,21 @@ extern "C" __global__ void __launch_bounds__(qgemm::Config::THREADS, 1)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     __syncthreads();
-    // Counts -> first rows; a thread an expert, THREADS of them at a time.
+    // Counts -> first rows, a thread for each of THREADS experts at a time.
     const auto scan = [&] {
-        TokenTiles done = {0, 0};  // of the experts before
+        TokenTiles done = {0, 0};  // totals of the previous experts
         for (int first = 0; first < all.experts; first += Config::THREADS) {
             const int expert = first + threadIdx.x;
-            const bool there = expert < all.experts;
-            const int rows = there ? sorter.before[expert] + sorter.behind[expert] : 0;
+            const bool valid = expert < all.experts;
+            const int rows = valid ? sorter.before[expert] + sorter.after[expert] : 0;
             const int tiles = (rows + tokens - 1) / tokens;
-            const Scan found({tiles, rows}, sums);
-            const int row = done.rows + found.before.rows, first_tile = done.count + found.before.count;
+            const Scan scanned({tiles, rows}, sums);
+            const int row = done.rows + scanned.before.rows, first_tile = done.count + scanned.before.count;
             for (int i = blockIdx.x; i < tiles; i += gridDim.x)
                 static_cast<TokenTile*>(all.token_tiles)[first_tile + i] = {
                     expert, row + i * tokens, min(tokens, rows - i * tokens), first_tile, tiles};
-            if (there) sorter.before[expert] += row;
-            done.count += found.total.count, done.rows += found.total.rows;
+            if (valid) sorter.before[expert] += row;
+            done.count += scanned.total.count, done.rows += scanned.total.rows;
         }
         if (blockIdx.x == 0 && threadIdx.x == 0) *static_cast<TokenTiles*>(all.counts) = done;
     };

@@ -84,7 +84,7 @@ def served(fmt: Format, activation: str, sm: int | None = None) -> list[str]:
 def _kernels(fmt: Format, activation: str, sm: int) -> list[str]:
     """The kernels that the table picks, in the order of growing M."""
     names = []
-    for m in sorted({MANY if row.most == ANY else row.most for row in ROUTES}):
+    for m in sorted({MANY if row.max_rows == ANY else row.max_rows for row in ROUTES}):
         try:
             names.append(route(Problem(fmt, activation, m, 1, _row(fmt), sm)).kernel.name)
         except UnsupportedError:

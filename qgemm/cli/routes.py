@@ -93,11 +93,11 @@ def route_table(sm: int | None = None) -> str:
     """The table ROUTES, in which the first row that fits serves a product; with `sm` only its rows."""
     rows = [("kernel", "activation", "x", "M <=", "GPUs", "formats", "token tiles", "what it does")]
     for row in rows_of(sm):
-        limit = "any" if row.most == ANY else str(row.most)
+        limit = "any" if row.max_rows == ANY else str(row.max_rows)
         tiles = ", ".join(map(str, row.tokens)) or "-"
         types = ", ".join(row.types)
         rows.append(
-            (row.kernel.name, ", ".join(row.activations), types, limit, row.gpus, row.formats.label, tiles, row.what)
+            (row.kernel.name, ", ".join(row.activations), types, limit, row.gpus, row.formats.label, tiles, row.note)
         )
     return columns("<<<><<<<", rows)
 

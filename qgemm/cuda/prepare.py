@@ -16,6 +16,7 @@ from qgemm.packed import Packed
 
 from .jit.load import compiles
 from .kernels.needed import Key, needed
+from .kernels.routes import source_of
 from .problem import C_TYPES, gpu
 from .tensor import DeviceTensor
 
@@ -52,4 +53,4 @@ def _load(device: int, key: Key) -> bool:
 
     kernel, fmt, template = key
     with cupy.cuda.Device(device):
-        return compiles(kernel, fmt, dict(template))
+        return compiles(source_of(kernel), fmt, dict(template))

@@ -50,7 +50,7 @@ def test_a8_fused_equals_cpu_closely(fmt, data):
 
 
 def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
-    """What the decode kernel sums for each weight: scale * (code + its offset from zero, at most 128) + minimum."""
+    """The terms of a weight in the decode kernel: scale * (code + its offset from zero, at most 128) + minimum."""
     levels = w.format.decode_levels(w.blocks.reshape(-1))
     codes = np.abs(levels.codes.astype(np.float64) - levels.zero) + 2 * max(
         levels.zero, 128 if levels.codes.dtype == np.int8 else 0
@@ -62,7 +62,7 @@ def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
 
 
 class Decoded(Reference):
-    """With what the decode kernel sums for each weight."""
+    """A reference that also has the terms of each weight in the decode kernel."""
 
     @cached_property
     def raw_magnitudes(self):
@@ -70,9 +70,9 @@ class Decoded(Reference):
 
 
 def assert_decoded(x: np.ndarray, w: Decoded) -> None:
-    """Products by the decode kernels: of exact weights and x, and by the formula of the codes if they are integers.
+    """Products by the decode kernels: with exact weights and x, and by the formula of the codes if they are integers.
 
-    Those of w.rows against float64; of the others y is written and finite.
+    Products of w.rows are compared with float64; y of the other rows is written and finite.
     """
     x = cupy().asarray(x)
 
@@ -90,7 +90,7 @@ def assert_decoded(x: np.ndarray, w: Decoded) -> None:
 
 
 def a_row_of_each_m16_tile(n: int, rng: np.random.Generator):
-    """Of large W a random row in each 16 of a fragment: to decode all would take most of the time of the tests."""
+    """A random row of each 16 rows of a large W: decoding all would dominate the time of the tests."""
     return EVERY_ROW if n < 4096 else np.minimum(np.arange(0, n, 16) + rng.integers(0, 16, -(-n // 16)), n - 1)
 
 
@@ -131,7 +131,7 @@ def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
 @gpu_settings
 @given(data=st.data())
 def test_kernels_of_sm_75(fmt, data):
-    """The first rows of the table that need no tensor cores, which this GPU runs as well."""
+    """The kernels that need no tensor cores, which this GPU runs as well."""
     old = [row._replace(below=routes.ANY) for row in routes.ROUTES if row.kernel.name in ("gemv_simt", "gemv_dp4a")]
     x, w = data.draw(problems(fmt, st.integers(1, 8)))
     on_device = w.to_device()

@@ -15,7 +15,9 @@ from qgemm.codec.error_bound import e4m3_exact, excess
 from qgemm.codec.group_activations import E4M3
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
+from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.prefill_sm80 import Plan
+from qgemm.cuda.layout import group_activations
 from qgemm.cuda.problem import EIGHT_BITS, Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
 
@@ -38,7 +40,7 @@ def ways(w, m):
     p = problem(w, m)
     plans = itertools.product(prefill.fitting(p), (1, 3))
     found = [(prefill.PREFILL_SM80_EIGHT_BITS, Plan(config, split_k)) for config, split_k in plans]
-    if gemm.takes(p):
+    if routes.can_serve(gemm.GEMM_SM90_S8, p) and group_activations.rows_of(m) >= gemm.TOKENS:
         found += [(gemm.GEMM_SM90_S8, config) for config in gemm.configs(p)]
     return found
 

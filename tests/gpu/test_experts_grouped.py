@@ -16,6 +16,7 @@ from qgemm.cuda.call import experts, grouped
 from qgemm.cuda.kernels import moe_prefill_sm80
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
 from qgemm.cuda.kernels.moe_prefill_sm90 import GROUPED_TOKENS, config_of
+from qgemm.cuda.kernels.routes import WGMMA
 from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 
@@ -32,22 +33,21 @@ def needs_a_gpu():
 
 def by_wgmma(monkeypatch, tokens):
     """Every call is sorted, with token tiles of so many rows."""
-    if int(cupy().cuda.Device().compute_capability) not in grouped.WGMMA:
+    if int(cupy().cuda.Device().compute_capability) not in range(*WGMMA):
         pytest.skip("wgmma is of sm_90 alone")
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 
 def by_decode(monkeypatch, tokens):
     """The same by the kernel for experts of few tokens, by bulk copies where the GPU has them."""
-    for module in (grouped, moe_prefill_sm80):
-        monkeypatch.setattr(module, "token_tile", lambda *sizes: tokens)
+    monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 
 def by_mma_sync(monkeypatch, tokens):
     """The same by the kernel of GPUs without wgmma."""
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: gpu(device)._replace(sm=MMA_SYNC))
-    monkeypatch.setattr(moe_prefill_sm80, "token_tile", lambda *sizes: tokens)
+    monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 
 ROADS = {"wgmma": (by_wgmma, GROUPED_TOKENS), "mma.sync": (by_mma_sync, moe_prefill_sm80.TOKENS),

@@ -114,23 +114,23 @@ def requantized(w, ctas, kind="a8_g256"):
 
 
 def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=None, gate="", **of_config):
-    """y [m, n] by the first config of a decode kernel, + bias [n] + residual [m, n], which a gate makes a factor.
+    """y [m, n] by the first config of a decode kernel, + bias [n] + residual [m, n], or times the gated residual.
 
-    of_config: what is otherwise than in this config.
+    of_config: fields that replace those of the config.
     """
     n, k = w.shape
     tokens = decode.token_tile(m)
     config = next(iter(decode_configs_for(fmt, name, tokens, SM)))._replace(**of_config)
     template = decode_template(fmt, config, tokens, name, source, SM)
     rows = 16 * config.m16_tiles
-    y, packed, given = (
+    y, packed, x_bytes = (
         device_array((m, n), helpers.float_dtype(out)),
         to_device(tiles.pack(fmt, w.blocks)),
         to_device(x),
     )
     added = {"bias": bias, "residual": residual}
     added = {key: to_device(value) for key, value in added.items() if value is not None}
-    products = Products(k=k, m=m, x=given.ctypes.data)
+    products = Products(k=k, m=m, x=x_bytes.ctypes.data)
     names = ("" if value is None else value.dtype.name for value in (bias, residual))
     cluster = config.cluster_split_k
     ctas = -(-n // rows) * cluster
@@ -138,8 +138,8 @@ def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=No
     products.arrays[0].tiles, products.arrays[0].outputs.y = packed.ctypes.data, y.ctypes.data
     for key, value in added.items():
         setattr(products.arrays[0].outputs, key, value.ctypes.data)
-    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
-    for array in (y, packed, given, *added.values()):
+    kernel(decode.SOURCE, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
+    for array in (y, packed, x_bytes, *added.values()):
         check_guards(array)
     return y
 
@@ -152,8 +152,8 @@ def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=
     cluster = config.cluster_split_k
     template = decode_template(fmt, config, tokens, name, source, SM, gated=True)
     ctas = -(-n // (8 * config.m16_tiles)) * cluster
-    y, given = device_array((m, n), helpers.float_dtype(out)), to_device(x)
-    products, keep = Products(k=k, m=m, x=given.ctypes.data), [y, given]
+    y, x_bytes = device_array((m, n), helpers.float_dtype(out)), to_device(x)
+    products, keep = Products(k=k, m=m, x=x_bytes.ctypes.data), [y, x_bytes]
     for index, (w, bias) in enumerate(zip(weights, biases, strict=True)):
         packed = to_device(tiles.pack(fmt, w.blocks))
         keep.append(packed)
@@ -165,7 +165,7 @@ def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=
             keep.append(to_device(bias))
             products.arrays[index].outputs.bias = keep[-1].ctypes.data
     products.arrays[0].outputs.y = y.ctypes.data
-    kernel(name, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
+    kernel(decode.SOURCE, fmt, **template)(ctas, 32 * template["WARP_SPLIT_K"], products, cluster=cluster)
     for array in keep:
         check_guards(array)
     return y

@@ -1,9 +1,10 @@
-// W4A16 of a CTA of the decode kernels: codes are not dequantized. Scales multiply the float accumulators of their
-// group, and a product of x with a constant gives sum(x) for the zero or the minimum.
+// Mainloop of decode for float activations (W4A16). Codes are not dequantized: scales multiply float accumulators, one
+// group at a time, and a product of x with a constant gives sum(x) for the zero or the minimum.
 //
 // Config: Decode of config.cuh.
 #pragma once
 
+#include "policies.cuh"
 #include "ptx/cluster.cuh"
 #include "reduce.cuh"
 #include "scales.cuh"
@@ -11,140 +12,139 @@
 
 namespace qgemm {
 
-// acc += W @ x of stage number i of this warp, without the minimums of super-blocks.
+// acc += W @ x for stage number i of the warp, without the minimums of super-blocks.
 template <class Config>
 __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums,
                                 const WarpSmem<Config, XRows<Config>>& smem, int i, int stage, int lane) {
     using Format = typename Config::Fields;
     using In = typename Config::In;
     using B = Operand<Format, In>;
-    constexpr int COLUMN_TILES = Config::COLUMN_TILES, STEPS = Config::STAGE_STEPS,
-                  K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
+    constexpr int N8_TILES = Config::N8_TILES, STEPS = Config::STAGE_STEPS, K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
     constexpr int SCALES = Config::STAGE_SCALES, SCALE_STEPS = STEPS / SCALES;
     constexpr bool ZEROED = B::ZERO != 0, SHARED_MINIMUM = Config::SHARED_MINIMUM;
     static_assert(!(Format::HAS_MINIMUM && Format::CODE_BIAS), "a format has a zero or a minimum");
 
-    const int g = lane / 4, k_block = Config::WHOLE_TILES ? 0 : i % Config::K_BLOCKS;  // the first of the stage
+    const int g = lane / 4, k_block = Config::WHOLE_TILES ? 0 : i % Config::K_BLOCKS;  // first of the stage
     const XRows<Config>& x = smem.pipeline.stages[stage].x;
-    XStep<B::TERMS> b[COLUMN_TILES][STEPS / 2][2];
+    XStep<B::TERMS> b[N8_TILES][STEPS / 2][2];
 #pragma unroll
-    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+    for (int n8 = 0; n8 < N8_TILES; ++n8)
 #pragma unroll
         for (int pair = 0; pair < STEPS / 2; ++pair)
-            load_x_steps<Format::OWNS_COLUMNS>(b[tokens][pair], &x[8 * tokens][32 * pair],
+            load_x_steps<Format::OWNS_COLUMNS>(b[n8][pair], &x[8 * n8][32 * pair],
                                                Config::TOKEN_STRIDE * (Config::STAGE_COLUMNS + 8), lane);
-    const auto multiply_step = [&](Acc& sum, const Fragment& a, int tokens, int step) {
+    const auto multiply_step = [&](Acc& sum, const Fragment& a, int n8, int step) {
 #pragma unroll
         for (int term = 0; term < B::TERMS; ++term)
-            mma_m16n8k16<typename B::Type>(sum, a, b[tokens][step / 2][step % 2][term]);
+            mma_m16n8k16<typename B::Type>(sum, a, b[n8][step / 2][step % 2][term]);
     };
-    // For each scale, in units of the codes: -zero * sum(x), with which a dot product starts, or sum(x) for the
+    // For each scale, in units of the codes: -zero * sum(x), the start value of a dot product, or sum(x) for the
     // minimum.
-    Acc starts[SCALES][COLUMN_TILES] = {};
+    Acc starts[SCALES][N8_TILES] = {};
     if constexpr (Format::HAS_MINIMUM || ZEROED) {
-        // Two chains of mma: in one of all steps each would wait for the one before.
+        // Two independent chains of mma hide the latency of a step.
         constexpr int CHAIN = SCALE_STEPS > K_BLOCK_STEPS ? SCALE_STEPS / 2 : SCALE_STEPS;
         const Fragment constant = B::constant(Format::HAS_MINIMUM ? 1 : -B::ZERO);
-        Acc chains[STEPS / CHAIN][COLUMN_TILES] = {};
+        Acc chains[STEPS / CHAIN][N8_TILES] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; ++step)
 #pragma unroll
-            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
-                multiply_step(chains[step / CHAIN][tokens], constant, tokens, step);
+            for (int n8 = 0; n8 < N8_TILES; ++n8) multiply_step(chains[step / CHAIN][n8], constant, n8, step);
 #pragma unroll
         for (int chain = 0; chain < STEPS / CHAIN; ++chain)
 #pragma unroll
-            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+            for (int n8 = 0; n8 < N8_TILES; ++n8)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    float& start = starts[chain * CHAIN / SCALE_STEPS][tokens].sum[j];
-                    start = chain * CHAIN % SCALE_STEPS ? start + chains[chain][tokens].sum[j]
-                                                        : chains[chain][tokens].sum[j];
+                    float& start = starts[chain * CHAIN / SCALE_STEPS][n8].sum[j];
+                    start = chain * CHAIN % SCALE_STEPS ? start + chains[chain][n8].sum[j] : chains[chain][n8].sum[j];
                 }
     }
     if constexpr (SHARED_MINIMUM)
-        x_sums.take(k_block, lane, [&](int tokens, int scale) -> float2 {
-            return {starts[scale][tokens].sum[0], starts[scale][tokens].sum[1]};
-        });
+        x_sums.move(k_block, lane,
+                    [&](int n8, int scale) -> float2 { return {starts[scale][n8].sum[0], starts[scale][n8].sum[1]}; });
 #pragma unroll
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
-        const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
+        const int row_block = m16 / Config::M16_TILES, m16_in_block = m16 % Config::M16_TILES;
         const Format& fields = smem.pipeline.fields(i, stage, row_block);
-        decltype(decode_codes<Format>(smem.pipeline.codes(stage, row_block), of_row_block,
+        decltype(decode_codes<Format>(smem.pipeline.codes(stage, row_block), m16_in_block,
                                       lane)) codes[STEPS / K_BLOCK_STEPS];
 #pragma unroll
         for (int j = 0; j < Config::STAGE_K_BLOCKS; ++j)
-            codes[j] = decode_codes<Format>(smem.pipeline.codes(stage, row_block, j), of_row_block, lane);
+            codes[j] = decode_codes<Format>(smem.pipeline.codes(stage, row_block, j), m16_in_block, lane);
         alignas(16) StageScales<Config> scales;
-        smem.load(scales, fields, row_block, of_row_block, g, k_block);
+        smem.load(scales, fields, row_block, m16_in_block, g, k_block);
 #pragma unroll
         for (int scale = 0; scale < SCALES; ++scale) {
-            Acc dots[COLUMN_TILES] = {};
+            Acc dots[N8_TILES] = {};
             if constexpr (ZEROED)
 #pragma unroll
-                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) dots[tokens] = starts[scale][tokens];
+                for (int n8 = 0; n8 < N8_TILES; ++n8) dots[n8] = starts[scale][n8];
 #pragma unroll
             for (int step = scale * SCALE_STEPS; step < (scale + 1) * SCALE_STEPS; ++step) {
                 const Fragment a = B::weights(codes[step / K_BLOCK_STEPS], step % K_BLOCK_STEPS);
 #pragma unroll
-                for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) multiply_step(dots[tokens], a, tokens, step);
+                for (int n8 = 0; n8 < N8_TILES; ++n8) multiply_step(dots[n8], a, n8, step);
             }
             const int index = Config::scale_index(k_block, scale * SCALE_STEPS);
             const float2 d = scales[scale];
-            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(of_row_block, g, index);
+            const float2 m = SHARED_MINIMUM ? float2{} : fields.minimum(m16_in_block, g, index);
 #pragma unroll
-            for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+            for (int n8 = 0; n8 < N8_TILES; ++n8)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    float& sum = acc[row_block][of_row_block][tokens].sum[j];
-                    sum += (j < 2 ? d.x : d.y) * dots[tokens].sum[j];
+                    float& sum = acc[row_block][m16_in_block][n8].sum[j];
+                    sum += (j < 2 ? d.x : d.y) * dots[n8].sum[j];
                     if constexpr (Format::HAS_MINIMUM && !SHARED_MINIMUM)
-                        sum += (j < 2 ? m.x : m.y) * starts[scale][tokens].sum[j];
+                        sum += (j < 2 ? m.x : m.y) * starts[scale][n8].sum[j];
                 }
         }
     }
 }
 
-// What a CTA does. x: m rows. store: see reduce_and_store; store.begin() runs while the first weights are on their way.
-template <class Config, class Coord, class Store>
-__device__ __forceinline__ void run_decode(const Coord& coord, const typename Config::In* x, int m,
-                                           unsigned char* memory,
-                                           unsigned long long (&words)[Config::WARP_SPLIT_K][Config::STAGES],
-                                           Store store) {
-    using Format = typename Config::Fields;
-    using B = Operand<Format, typename Config::In>;
-    using Smem = WarpSmem<Config, XRows<Config>>;
-    static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
-    if constexpr (Config::CLUSTER_SPLIT_K > 1) barrier_cluster_arrive();  // the others may store to this CTA's memory
-    auto* smem = reinterpret_cast<Smem*>(memory + Config::INBOX_BYTES + Format::TABLE_BYTES) + coord.warp_k;
-    auto& pipeline = smem->pipeline;
-    KTileIterator<Config> k_tiles = {coord};
-    using Stage = typename decltype(smem->pipeline)::Stage;
-    XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
-    const StageBarriers<Config::STAGES, true, Config::BULK> barriers(words[coord.warp_k]);
+struct MainloopA16 {
+    // The work of a CTA. x: m rows. mbarriers: one for each stage of a warp. store: see reduce_and_store; store.begin()
+    // runs while the first weights are in flight.
+    template <class Config, class Coord, class Store>
+    static __device__ __forceinline__ void run(const Coord& coord, const typename Config::In* x, int m,
+                                               unsigned char* memory,
+                                               unsigned long long (&mbarriers)[Config::WARP_SPLIT_K][Config::STAGES],
+                                               Store store) {
+        using Format = typename Config::Fields;
+        using B = Operand<Format, typename Config::In>;
+        using Smem = WarpSmem<Config, XRows<Config>>;
+        static_assert(sizeof(Smem) == Config::WARP_BYTES, "shared memory of a warp differs from the host's");
+        if constexpr (Config::CLUSTER_SPLIT_K > 1) barrier_cluster_arrive();  // peers may store to this CTA's inbox
+        auto* smem = reinterpret_cast<Smem*>(memory + Config::INBOX_BYTES + Format::TABLE_BYTES) + coord.warp_k;
+        auto& pipeline = smem->pipeline;
+        KTileIterator<Config> k_tiles = {coord};
+        using Stage = typename decltype(smem->pipeline)::Stage;
+        XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
+        const StageBarriers<Config::STAGES, true, Config::BULK> barriers(mbarriers[coord.warp_k]);
 
-    typename Config::WarpAcc acc = {};
-    XSums<Config> x_sums = {};
-    main_loop<Config::STAGES, Config::X_FIRST>(
-        coord.count, barriers,
-        [&](int stage) {
-            barriers.first_copy(stage, pipeline.bytes(k_tiles),
-                                [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
-            k_tiles.advance();
-        },
-        [&] {
-            share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
-            prefetch_w<Config>(pipeline, k_tiles);
-            store.begin();
-        },
-        [] {}, [&](int stage) { x_loader.load(stage); },
-        [&](int i, int stage) {
-            multiply_stage<Config, 3>(acc, x_sums, *smem, i, stage, 1 << B::SHIFT, coord.lane,
-                                      [&] { multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane); });
-        });
-    __syncthreads();                         // every warp has read its stages: the reduction aliases them
-    const float unit = two_to(B::EXPONENT);  // of the codes
-    reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, memory, coord, m, store);
-}
+        typename Config::WarpAcc acc = {};
+        XSums<Config> x_sums = {};
+        main_loop<Config::STAGES, Coord::X_FIRST>(
+            coord.count, barriers,
+            [&](int stage) {
+                barriers.first_copy(stage, pipeline.bytes(k_tiles),
+                                    [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+                k_tiles.advance();
+            },
+            [&] {
+                share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
+                prefetch_w<Config>(pipeline, k_tiles);
+                store.begin();
+            },
+            [] {}, [&](int stage) { x_loader.load(stage); },
+            [&](int i, int stage) {
+                multiply_stage<Config, 3>(acc, x_sums, *smem, i, stage, 1 << B::SHIFT, coord.lane,
+                                          [&] { multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane); });
+            });
+        __syncthreads();                         // every warp has read its stages: the reduction aliases them
+        const float unit = two_to(B::EXPONENT);  // value of a code
+        reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, memory, coord, m, store);
+    }
+};
 
 }  // namespace qgemm

@@ -1,15 +1,25 @@
-// What follows from a configuration of the decode kernels; the headers of decode/ are templates over Decode<Config>.
+// Decode<Config>: the constants that follow from a Config of decode. The headers of this folder are templates over it.
 //
-// A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all tokens. GATED: the
-// first product is the gate of the second, and the CTA owns the same rows of both, each of a row_block. Intra-CTA
-// split-K: its WARP_SPLIT_K warps take the tiles along K round-robin.
-// Config: Format, KBlock, K_BLOCKS; In (Activations, float, half, bf16), TOKENS (1, 8, 16), M16_TILES (1, 2, 4),
-// ROW_BLOCKS, GATED, WARP_SPLIT_K, CLUSTER_SPLIT_K (CTAs of a cluster, which share K as well; 1: no cluster), STAGES,
-// STAGE_K_BLOCKS (k_blocks of a stage: one, or all of a tile),
-// PREFETCH (k_blocks of W behind the pipeline that go to the L2 cache at first), BULK (whether stages fill by
-// cp.async.bulk, sm_90), WARP_BYTES, INBOX_BYTES and REDUCE_BYTES (shared memory of a warp's pipeline, of the sums that
-// CTAs of a cluster send each other, and of the reduction). decode_slices: SLICED, SLICES_BYTES, POINTS_BYTES
-// (columns of x that a CTA has at once, their bytes, and those of a table of points).
+// A CTA owns M16_TILES groups of 16 rows of a row_block, or ROW_BLOCKS whole row_blocks, and all of its tokens. GATED:
+// the first product is the gate of the second, and the CTA owns the same rows of both, each in one row_block. Intra-CTA
+// split-K: its WARP_SPLIT_K warps share the tiles along K round-robin.
+// Config:
+//   Format, KBlock, K_BLOCKS   the tiles of W
+//   Grouping, Mainloop         policies, see policies.cuh
+//   In                         the type of x: Activations, float, half, bf16
+//   TOKENS                     1, 8 or 16
+//   M16_TILES, ROW_BLOCKS      1, 2 or 4; 1 or 2
+//   GATED, SUMMED              whether a gate multiplies; whether y is the sum over experts (expert_slots.cuh)
+//   WARP_SPLIT_K               warps of a CTA
+//   CLUSTER_SPLIT_K            CTAs of a cluster, which share K as well; 1: no cluster
+//   STAGES, STAGE_K_BLOCKS     stages of a warp's pipeline; k_blocks of a stage, one or all of a tile
+//   PREFETCH                   stages after those of the pipeline that are prefetched into the L2 cache
+//   BULK                       whether cp.async.bulk fills the stages (sm_90)
+//   CTAS                       CTAs of an SM, at least
+//   WARP_BYTES, INBOX_BYTES, REDUCE_BYTES   shared memory of a warp's pipeline, of the sums that CTAs of a cluster send
+//                              each other, and of the reduction
+//   SLICED, SLICES_BYTES, POINTS_BYTES   slices.cuh: columns of x in slices at a time, shared memory for them, and for
+//                              the table of points
 #pragma once
 
 #include "ptx/mma.cuh"
@@ -26,15 +36,16 @@ struct Decode : TileConfig<Base> {
     static constexpr int THREADS = WARP_SPLIT_K * 32;
     static constexpr int SPLIT_K = WARP_SPLIT_K * CLUSTER_SPLIT_K;  // warps that share K
     static constexpr int ROW_BLOCK_ROWS = 16 * M16_TILES;           // rows of a row_block that the CTA owns
-    static constexpr int ACC_ROWS = ROW_BLOCK_ROWS * ROW_BLOCKS,
-                         ROWS = GATED ? ROW_BLOCK_ROWS : ACC_ROWS;  // ROWS: of y
-    static constexpr int COLUMN_TILES = (TOKENS + 7) / 8;           // of eight tokens: the columns of an mma
-    // Rows of x from a token to the next: a single token is read as all eight columns of its tile.
+    static constexpr int ACC_ROWS = ROW_BLOCK_ROWS * ROW_BLOCKS;    // rows of all accumulators
+    static constexpr int ROWS = GATED ? ROW_BLOCK_ROWS : ACC_ROWS;  // rows of y
+    static constexpr int N8_TILES = (TOKENS + 7) / 8;               // an mma has eight tokens as its columns
+    // Rows of x between tokens. A single token is read as all eight columns of its mma.
     static constexpr int TOKEN_STRIDE = TOKENS > 1;
 
-    using Codes = typename Base::template KBlock<M16_TILES>;   // of a k_block, for the CTA's rows of a row_block
-    using Fields = typename Base::template Format<M16_TILES>;  // of a tile, for the same rows
-    using RowBlockAcc = Acc[M16_TILES][COLUMN_TILES];
+    // Codes of a k_block, and fields of a tile, for the CTA's rows of a row_block.
+    using Codes = typename Base::template KBlock<M16_TILES>;
+    using Fields = typename Base::template Format<M16_TILES>;
+    using RowBlockAcc = Acc[M16_TILES][N8_TILES];
     using WarpAcc = RowBlockAcc[ROW_BLOCKS];
 
     static constexpr bool WHOLE_TILES = STAGE_K_BLOCKS == K_BLOCKS;  // a stage holds a tile
@@ -44,12 +55,9 @@ struct Decode : TileConfig<Base> {
     static constexpr int STAGE_SCALES =
         TileConfig<Base>::GROUP_SIZE < STAGE_COLUMNS ? STAGE_COLUMNS / TileConfig<Base>::GROUP_SIZE : 1;
 
-    static_assert(ROWS % CLUSTER_SPLIT_K == 0, "each CTA of a cluster stores as many rows");
+    static_assert(ROWS % CLUSTER_SPLIT_K == 0, "CTAs of a cluster store equal numbers of rows");
 
-    // moe_decode sets them: whether y is the sum over several matrices W; whether x may be read from the start.
-    static constexpr bool SUMMED = false, X_FIRST = false;
-
-    // Whether minimums are multiplied by sums of x once a tile, those of all groups of a super-block together.
+    // Whether sums of x are multiplied by minimums once a tile, for all groups of a super-block together.
     static constexpr bool SHARED_MINIMUM = Fields::HAS_MINIMUM && Fields::SUPER_BLOCK;
     static constexpr int MINIMUM_PAIRS =
         SHARED_MINIMUM ? TileConfig<Base>::K_BLOCK_SCALES / 2 : 1;  // pairs of groups in a k_block

@@ -1,4 +1,4 @@
-// Where a warp of a decode kernel works: its product, its rows, its tiles along K.
+// WarpCoord: the product, the rows and the tiles along K of a warp of decode.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -11,18 +11,19 @@ template <class Config>
 struct WarpCoord {
     using Tile = typename Config::Tile;
     static constexpr int SPLIT_K = Config::SPLIT_K, CLUSTER_SPLIT_K = Config::CLUSTER_SPLIT_K;
+    static constexpr bool X_FIRST = false;  // see main_loop
 
     const Products& products;
     int index;           // number of the product
-    int warp_k, lane;    // warp of the CTA, lane of the warp
-    int share;           // number of this warp among the SPLIT_K that share K
+    int warp_k, lane;    // number of the warp in the CTA, and of the lane in the warp
+    int share;           // number of the warp among the SPLIT_K warps that share K
     i64 first_row;       // first row of the CTA
-    int first_m16;       // its group of 16 rows in the row_block
+    int first_m16;       // first group of 16 rows in the row_block
     int row_blocks;      // row_blocks of the CTA inside the matrix
     const Tile* tiles;   // first tile of this warp
     i64 tiles_along;     // tiles of a row_block along K
     int count;           // stages of this warp
-    i64 next_row_block;  // bytes from a tile to that of the next row_block
+    i64 next_row_block;  // bytes from a tile to the tile below it, in the next row_block
 
     __device__ WarpCoord(const Products& products) : products(products), index(0) {
         if (!Config::GATED)
@@ -45,14 +46,13 @@ struct WarpCoord {
     }
 };
 
-// The k_blocks of a warp in their order, as many at once as a stage has. SUMMED: through several matrices
-// (experts.cuh).
+// The k_blocks of a warp in order, a stage at a time. SUMMED: through several matrices (expert_coord.cuh).
 template <class Config, bool SUMMED = Config::SUMMED>
 struct KTileIterator {
     const WarpCoord<Config>& coord;
     const typename Config::Tile* tile = coord.tiles;  // current tile of the first row_block
     int k_block = 0;                                  // first k_block of the stage, in the tile
-    int count = 0;                                    // tiles before this one
+    int count = 0;                                    // number of the tile in the warp
 
     __device__ const typename Config::Tile& of(int row_block) const {
         const char* first = reinterpret_cast<const char*>(tile);

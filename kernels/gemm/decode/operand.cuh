@@ -1,6 +1,6 @@
-// Operands of decode's mma by the type of x: x as operand B, the codes of W as operand A of the same type.
+// Operands of the mma in a16.cuh by the type of x: x as operand B, codes of W as operand A of the same type.
 //
-// half   Codes as their bits stand, times 2^-CODE_EXPONENT; a product with a constant subtracts the zero.
+// half   Codes without conversion, as halves times 2^-CODE_EXPONENT; a product with a constant subtracts the zero.
 // bf16   Levels, exact.
 // float  Levels in bf16, exact; x is a sum of three bf16 terms of 8 bits each.
 #pragma once
@@ -39,8 +39,8 @@ struct Bf16Operand {
         return bf16_levels<Format>(codes, step);
     }
     static __device__ Fragment constant(int) {  // 1
-        const half2 one = as_half2(0x3f803f80);
-        return {one, one, one, one};
+        const half2 ones = as_half2(0x3f803f80);
+        return {ones, ones, ones, ones};
     }
 };
 template <class Format>
@@ -56,14 +56,14 @@ struct Operand<Format, float> : Bf16Operand<Format> {
 template <int TERMS>
 using XStep = u32[TERMS][2];
 
-// Takes the upper halves of two floats as bf16 of 8 bits and leaves the remainders in v: both are exact.
+// Splits the upper 8 bits of two floats off as bf16 and leaves the remainders in v: both are exact.
 __device__ inline u32 take_bf16(float2& v) {
     const u32 x = __float_as_uint(v.x), y = __float_as_uint(v.y);
     v.x -= __uint_as_float(x & 0xffff0000), v.y -= __uint_as_float(y & 0xffff0000);
     return __byte_perm(x, y, 0x7632);
 }
 
-// A lane's codes of a k_block: `owned` where the format has columns of a lane's own (OWNS_COLUMNS), else `codes`.
+// A lane's codes of a k_block: `owned` if the lane owns columns 4t to 4t + 3 (OWNS_COLUMNS), otherwise `codes`.
 template <class Format, class KBlock>
 __device__ inline auto decode_codes(const KBlock& k_block, int m16, int lane) {
     if constexpr (Format::OWNS_COLUMNS)
@@ -73,7 +73,7 @@ __device__ inline auto decode_codes(const KBlock& k_block, int m16, int lane) {
 }
 
 // Operand B of two steps and eight tokens, whose rows in shared memory start at `rows`, `stride` numbers apart.
-// OWNED: of columns 4t to 4t + 3 in the place of 2t, 2t + 1, 2t + 8, 2t + 9.
+// OWNED: columns 4t to 4t + 3 instead of 2t, 2t + 1, 2t + 8, 2t + 9.
 template <bool OWNED, class In>
 __device__ inline void load_x_steps(XStep<1> (&b)[2], const In* rows, int stride, int lane) {
     if constexpr (OWNED) {
@@ -89,10 +89,10 @@ __device__ inline void load_x_steps(XStep<1> (&b)[2], const In* rows, int stride
 }
 template <bool OWNED>
 __device__ inline void load_x_steps(XStep<3> (&b)[2], const float* rows, int stride, int lane) {
-    const float* at = rows + lane / 4 * stride + lane % 4 * (OWNED ? 4 : 2);
+    const float* row = rows + lane / 4 * stride + lane % 4 * (OWNED ? 4 : 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        float2 v = *reinterpret_cast<const float2*>(at + (OWNED ? 16 * (i / 2) + 2 * (i % 2) : 8 * i));
+        float2 v = *reinterpret_cast<const float2*>(row + (OWNED ? 16 * (i / 2) + 2 * (i % 2) : 8 * i));
 #pragma unroll
         for (int term = 0; term < 3; ++term) b[i / 2][term][i % 2] = take_bf16(v);
     }

@@ -1,4 +1,4 @@
-// Pipeline of a warp of the decode kernels: the warp fills and reads its own stages, no other warp waits for it.
+// Private pipeline of a warp: the warp fills and reads its own stages, and no other warp waits for it.
 //
 // A stage holds a k_block or a tile of W for the CTA's rows and, unless X is void, an X of activations.
 // Config: Decode of config.cuh.
@@ -23,7 +23,7 @@ struct PipelineStage : Weights {
 template <class Weights>
 struct PipelineStage<Weights, void> : Weights {};
 
-// A stage holds one k_block of several in a tile: the tile's fields arrive with its first k_block and stay until its
+// A stage holds one of several k_blocks of a tile. The tile's fields arrive with its first k_block and stay until its
 // last.
 template <class Config, class X, bool WHOLE_TILES = Config::WHOLE_TILES>
 struct SmemPipeline {
@@ -40,7 +40,7 @@ struct SmemPipeline {
     Stage stages[STAGES];
     Fields tile_fields[TILES][ROW_BLOCKS];
 
-    // i: number of the warp's stage; k_block: of the stage.
+    // i: number of the stage among all stages of the warp.
     __device__ const Codes& codes(int stage, int row_block, int = 0) const { return stages[stage].codes_of[row_block]; }
     __device__ const Fields& fields(int i, int, int row_block) const {
         return tile_fields[i / K_BLOCKS % TILES][row_block];
@@ -61,7 +61,7 @@ struct SmemPipeline {
     }
 };
 
-// A stage holds a whole tile: codes and fields lie together, a single copy if the CTA takes all rows.
+// A stage holds a whole tile. Codes and fields are contiguous: one copy if the CTA has all rows of the row_block.
 template <class Config, class X>
 struct SmemPipeline<Config, X, true> {
     using Codes = typename Config::Codes;
@@ -108,8 +108,8 @@ struct SmemPipeline<Config, X, true> {
 
 // ---------------------------------------------------------------- when a stage is full
 
-// Copies into the stages of a warp, and waits for them: for each stage in turn first_copy and copy, close, later wait.
-// Every stage is closed, an empty one as well. LANE_COPIES: whether lanes also copy by cp_async_16.
+// Copies into the stages of a warp and waits for them. For each stage: first_copy, copy, close; later wait. Empty
+// stages are closed as well. LANE_COPIES: whether lanes also copy by cp_async_16.
 template <int STAGES, bool LANE_COPIES, bool BULK>
 struct StageBarriers;
 
@@ -118,15 +118,15 @@ template <int STAGES, bool LANE_COPIES>
 struct StageBarriers<STAGES, LANE_COPIES, true> {
     u32 barriers;
 
-    // words: an mbarrier for each stage.
-    __device__ StageBarriers(unsigned long long* words) : barriers(shared_address(words)) {
+    // mbarriers: one for each stage.
+    __device__ StageBarriers(unsigned long long* mbarriers) : barriers(shared_address(mbarriers)) {
         if (elect_sync()) {
             for (int stage = 0; stage < STAGES; ++stage) mbarrier_init(barriers + 8 * stage, LANE_COPIES ? 1 + 32 : 1);
             fence_mbarrier_init();
         }
         __syncwarp();
     }
-    // bytes: of everything that is copied into this stage in bulk. copies(copy) calls copy(to, from, bytes).
+    // bytes: the total of all bulk copies into this stage. copies(copy) calls copy(to, from, bytes).
     template <class Copies>
     __device__ void first_copy(int stage, u32 bytes, Copies copies) const {
         if (elect_sync()) {
@@ -160,18 +160,18 @@ struct StageBarriers<STAGES, LANE_COPIES, false> {
     template <class Copies>
     __device__ void copy(int, Copies copies) const {
         copies([&](void* to, const void* from, u32 bytes) {
-            for (u32 at = threadIdx.x % 32 * 16; at < bytes; at += 32 * 16)
-                cp_async_16(shared_address(to) + at, static_cast<const char*>(from) + at, true);
+            for (u32 i = threadIdx.x % 32 * 16; i < bytes; i += 32 * 16)
+                cp_async_16(shared_address(to) + i, static_cast<const char*>(from) + i, true);
         });
     }
     __device__ void close(int) const { cp_async_commit(); }
     __device__ void wait(int, int) const {
         cp_async_wait<STAGES - 1>();
-        __syncwarp();  // the copies of the other lanes are visible
+        __syncwarp();  // copies of other lanes are visible
     }
 };
 
-// Prefetches PREFETCH stages behind those of the pipeline into the L2 cache, while the warp waits for x.
+// Prefetches the PREFETCH stages that follow those in the pipeline into the L2 cache, while the warp waits for x.
 template <class Config, class Pipeline>
 __device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config>& k_tiles) {
     if constexpr (Config::PREFETCH > 0 && Config::BULK) {
@@ -187,11 +187,11 @@ __device__ inline void prefetch_w(Pipeline& pipeline, const KTileIterator<Config
 
 // ---------------------------------------------------------------- main loop
 
-// Main loop of a warp over `count` stages. load_w(stage), load_x(stage) copy the next k_blocks into a stage;
-// multiply(i, stage) accumulates those of number i. prologue() runs while the first weights are on their way,
-// prepare_x() once x may be read: W never changes, x and y may be written by the kernels before this one.
-// X_FIRST: x may be read from the start. Then its copies go ahead of those of W, behind which they would take 3 us; W
-// comes by bulk copies, since a stage is closed before they are started.
+// Main loop of a warp over `count` stages. load_w(stage) and load_x(stage) copy the next k_blocks into a stage;
+// multiply(i, stage) accumulates stage number i. W never changes, but earlier kernels may still write x and y:
+// prologue() runs while the first weights are in flight, prepare_x() once x may be read. X_FIRST: x may be read from
+// the start. Its copies are issued ahead of those of W, since queued after them they would add 3 us. W must come by
+// bulk copies, because each stage is closed before they start.
 template <int STAGES, bool X_FIRST = false, class Barriers, class LoadW, class Prologue, class PrepareX, class LoadX,
           class Multiply>
 __device__ inline void main_loop(int count, const Barriers& barriers, LoadW load_w, Prologue prologue,

@@ -1,5 +1,5 @@
-// Reduction and epilogue of the decode kernels: split-K over the warps of the CTA and then over the CTAs of a cluster,
-// in their order, then y.
+// Reduction and epilogue of decode: sums over the warps of the CTA, then over the CTAs of a cluster, in fixed order,
+// then y.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -11,49 +11,49 @@
 
 namespace qgemm {
 
-// Sums of each warp in shared memory. Rows are padded, or lanes of different g and t would meet in the same banks.
+// Sums of each warp in shared memory. Padded rows keep lanes of different g and t in different banks.
 template <class Config>
 struct WarpSums {
-    float of[Config::WARP_SPLIT_K][Config::TOKENS][Config::ACC_ROWS + 4];
+    float sums[Config::WARP_SPLIT_K][Config::TOKENS][Config::ACC_ROWS + 4];
 
-    // factor: of the accumulators of rows g, and of rows g + 8.
+    // factor: of the accumulators of rows g (x) and of rows g + 8 (y).
     __device__ void put(const typename Config::WarpAcc& acc, float2 factor, const WarpCoord<Config>& coord, int m) {
         constexpr int M16_TILES = Config::M16_TILES;
         const int g = coord.lane / 4, t = coord.lane % 4;
 #pragma unroll
         for (int m16 = 0; m16 < Config::ROW_BLOCKS * M16_TILES; ++m16)
 #pragma unroll
-            for (int tokens = 0; tokens < Config::COLUMN_TILES; ++tokens)
+            for (int n8 = 0; n8 < Config::N8_TILES; ++n8)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    const int row = 16 * m16 + g + 8 * (i / 2), token = 8 * tokens + 2 * t + i % 2;
-                    const float sum = acc[m16 / M16_TILES][m16 % M16_TILES][tokens].sum[i];
+                    const int row = 16 * m16 + g + 8 * (i / 2), token = 8 * n8 + 2 * t + i % 2;
+                    const float sum = acc[m16 / M16_TILES][m16 % M16_TILES][n8].sum[i];
                     if (i % 2 < Config::TOKENS && token < m)
-                        of[coord.warp_k][token][row] = (i < 2 ? factor.x : factor.y) * sum;
+                        sums[coord.warp_k][token][row] = (i < 2 ? factor.x : factor.y) * sum;
                 }
     }
     __device__ float total(int token, int row) const {
         float sum = 0;
 #pragma unroll
-        for (int warp_k = 0; warp_k < Config::WARP_SPLIT_K; ++warp_k) sum += of[warp_k][token][row];
+        for (int warp_k = 0; warp_k < Config::WARP_SPLIT_K; ++warp_k) sum += sums[warp_k][token][row];
         return sum;
     }
 };
 
-// Sums of the CTAs of a cluster: each CTA owns ROWS rows of every product, of which the others send it their sums.
+// Sums of the CTAs of a cluster: each CTA owns ROWS rows of every product, and the others send their sums of them.
 template <class Config>
 struct ClusterSums {
     static constexpr int CTAS = Config::CLUSTER_SPLIT_K, ROWS = Config::ROWS / CTAS;
     static constexpr int PRODUCTS = Config::ACC_ROWS / Config::ROWS;
-    float of[CTAS][Config::TOKENS][PRODUCTS][ROWS];
+    float sums[CTAS][Config::TOKENS][PRODUCTS][ROWS];
 
-    // All threads of all CTAs call it, having arrived at the barrier of the cluster when they started.
-    __device__ void exchange(const WarpSums<Config>& sums, int rank, int m) {
+    // All threads of all CTAs call it. They arrived at the cluster's barrier when they started.
+    __device__ void exchange(const WarpSums<Config>& own, int rank, int m) {
         barrier_cluster_wait();
         for (int i = threadIdx.x; i < m * Config::ACC_ROWS; i += Config::THREADS) {
-            const int row = i % Config::ACC_ROWS, token = i / Config::ACC_ROWS, of_product = row % Config::ROWS;
-            const float& there = of[rank][token][row / Config::ROWS][of_product % ROWS];
-            st_shared_cluster(shared_address(&there), of_product / ROWS, sums.total(token, row));
+            const int row = i % Config::ACC_ROWS, token = i / Config::ACC_ROWS, product_row = row % Config::ROWS;
+            const float& inbox = sums[rank][token][row / Config::ROWS][product_row % ROWS];
+            st_shared_cluster(shared_address(&inbox), product_row / ROWS, own.total(token, row));
         }
         barrier_cluster_arrive_release();
         barrier_cluster_wait();
@@ -61,13 +61,13 @@ struct ClusterSums {
     __device__ float total(int token, int product, int row) const {
         float sum = 0;
 #pragma unroll
-        for (int cta = 0; cta < CTAS; ++cta) sum += of[cta][token][product][row];
+        for (int cta = 0; cta < CTAS; ++cta) sum += sums[cta][token][product][row];
         return sum;
     }
 };
 
-// memory: shared, of the CTA. factor: see WarpSums. store(token, row, sums) gets a row of W and its sum, sums(0);
-// GATED: the sum of the other product is sums(1).
+// memory: the CTA's shared memory. factor: see WarpSums. store(token, row, sums) receives a row of W and its sum,
+// sums(0); GATED: sums(1) is the sum of the second product.
 template <class Config, class Store>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, float2 factor, unsigned char* memory,
                                         const WarpCoord<Config>& coord, int m, Store store) {
@@ -95,28 +95,5 @@ __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, flo
         });
     }
 }
-
-// y [m, n] of the CTA's product, or of both where one is the gate of the other.
-template <class Config>
-struct StoreProducts {
-    const WarpCoord<Config>& coord;
-
-    __device__ void begin() {}
-    template <class Sums>
-    __device__ void operator()(int token, i64 row, Sums sums) const {
-        const Epilogue epilogue = epilogue_of(coord.index);
-        const i64 first = token * coord.products.of[coord.index].n;
-        if constexpr (Config::GATED) {
-            const float up = epilogue_of(1).biased(row, sums(1));
-            const float made = gated(epilogue.types.gate, epilogue.biased(row, sums(0)), up);
-            store_as(epilogue.arrays.y, epilogue.types.y, first + row, made);
-        } else {
-            epilogue.store(first, row, sums(0));
-        }
-    }
-    __device__ Epilogue epilogue_of(int index) const {
-        return {{coord.products.arrays[index].outputs, coord.products.of[index].types}};
-    }
-};
 
 }  // namespace qgemm

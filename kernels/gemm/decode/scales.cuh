@@ -1,5 +1,5 @@
-// Scales of the decode kernels, decoded once a tile for the whole warp; and the minimums of super-blocks, which are
-// multiplied once a tile by the sums of x over the groups.
+// Scales in decode, which the lanes of a warp decode once a tile for each other, and the minimums of super-blocks,
+// which multiply the sums of x over the groups once a tile.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -9,35 +9,36 @@
 
 namespace qgemm {
 
-// The scales of a stage, of rows g and g + 8 each.
+// The scales of a stage, each for rows g and g + 8.
 template <class Config>
 using StageScales = float2[Config::STAGE_SCALES];
 
-// The decoded scales of a warp's current tile in shared memory, rows g and g + 8 of each 16-row group.
+// The decoded scales of a warp's current tile in shared memory, for rows g and g + 8 of each group of 16 rows.
 template <class Config, bool ONCE>
 struct SmemScales {
     static constexpr int M16_TILES = Config::M16_TILES, ROWS = 8 * M16_TILES, SCALES = Config::STAGE_SCALES;
     static constexpr int TOGETHER = SCALES % 2 ? 1 : 2;  // read as 16 bytes
     struct alignas(8 * TOGETHER) Together {
-        float2 of[TOGETHER];
+        float2 scales[TOGETHER];
     };
     static constexpr int COUNT = Config::TILE_SCALES / TOGETHER;
     Together scales[Config::ROW_BLOCKS][COUNT][ROWS];
 
-    // All are decoded before the first is stored: a store between loads would make each load d anew.
+    // All scales are decoded before the first is stored: a store between them would make each load d again.
     __device__ void decode(const typename Config::Fields& fields, int row_block, int lane) {
-        constexpr int EACH = (COUNT * ROWS + 31) / 32;
-        Together found[EACH];
+        constexpr int PER_LANE = (COUNT * ROWS + 31) / 32;
+        Together decoded[PER_LANE];
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) {
+        for (int j = 0; j < PER_LANE; ++j) {
             const int i = 32 * j + lane, index = i / ROWS % COUNT, row = i % ROWS;
 #pragma unroll
-            for (int k = 0; k < TOGETHER; ++k) found[j].of[k] = fields.scale(row / 8, row % 8, TOGETHER * index + k);
+            for (int k = 0; k < TOGETHER; ++k)
+                decoded[j].scales[k] = fields.scale(row / 8, row % 8, TOGETHER * index + k);
         }
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) {
+        for (int j = 0; j < PER_LANE; ++j) {
             const int i = 32 * j + lane;
-            if (COUNT * ROWS % 32 == 0 || i < COUNT * ROWS) scales[row_block][i / ROWS][i % ROWS] = found[j];
+            if (COUNT * ROWS % 32 == 0 || i < COUNT * ROWS) scales[row_block][i / ROWS][i % ROWS] = decoded[j];
         }
         __syncwarp();
     }
@@ -61,55 +62,55 @@ struct SmemScales<Config, false> {
     }
 };
 
-// Shared memory of a warp. X: activations of a stage, or void.
+// Shared memory of a warp. X: the type of a stage's activations, or void.
 template <class Config, class X>
 struct WarpSmem : SmemScales<Config, Config::Fields::SCALES_ONCE> {
     SmemPipeline<Config, X> pipeline;
 };
 
-// A lane's sums of x over groups of a super-block: of token g, and the groups of k_block t of the tile in pairs.
+// A lane's sums of x over groups of a super-block: for token g and the groups of the tile's k_block t, in pairs.
 template <class Config>
 struct XSums {
     static constexpr int PAIRS = Config::MINIMUM_PAIRS;
-    float2 of[Config::COLUMN_TILES][PAIRS];
+    float2 sums[Config::N8_TILES][PAIRS];
 
-    // Takes the sums of a k_block to the lanes t = k_block. sums(tokens, group): the calling lane's sums of tokens 2t
-    // and 2t + 1 over a group of the k_block, as accumulators of an mma have them.
+    // Moves the sums of a k_block to the lanes t = k_block. sums_of(n8, group): the calling lane's sums of tokens 2t
+    // and 2t + 1 over a group of the k_block, as they lie in accumulators of an mma.
     template <class Sums>
-    __device__ void take(int k_block, int lane, Sums sums) {
+    __device__ void move(int k_block, int lane, Sums sums_of) {
         const int g = lane / 4, t = lane % 4, from = g % 2 * 4 + g / 2;
 #pragma unroll
-        for (int tokens = 0; tokens < Config::COLUMN_TILES; ++tokens)
+        for (int n8 = 0; n8 < Config::N8_TILES; ++n8)
 #pragma unroll
             for (int pair = 0; pair < PAIRS; ++pair) {
-                const float2 first = sums(tokens, 2 * pair), second = sums(tokens, 2 * pair + 1);
+                const float2 first = sums_of(n8, 2 * pair), second = sums_of(n8, 2 * pair + 1);
                 if constexpr (Config::TOKENS == 1) {  // in every column
-                    if (t == k_block) of[tokens][pair] = {first.x, second.x};
+                    if (t == k_block) sums[n8][pair] = {first.x, second.x};
                     continue;
                 }
-                // Lanes of odd g offer the odd one of their two tokens.
-                const float2 got = {__shfl_sync(~0u, g % 2 ? first.y : first.x, from),
-                                    __shfl_sync(~0u, g % 2 ? second.y : second.x, from)};
-                if (t == k_block) of[tokens][pair] = got;
+                // Lanes of odd g send their odd token, lanes of even g their even one.
+                const float2 received = {__shfl_sync(~0u, g % 2 ? first.y : first.x, from),
+                                         __shfl_sync(~0u, g % 2 ? second.y : second.x, from)};
+                if (t == k_block) sums[n8][pair] = received;
             }
     }
 };
 
-// Adds minimum * sum of x for a tile of a super-block. Each sum is split into TERMS bf16 of 8 bits, so that only the
-// float accumulation rounds. high_row_factor: what the accumulators of rows g + 8 carry beyond those of rows g.
+// Adds minimum * sum of x for a tile of a super-block. A sum is split into TERMS bf16 of 8 bits, so that only the float
+// accumulation rounds. high_row_factor: by which accumulators of rows g + 8 are larger than those of rows g.
 template <class Config, int TERMS>
 __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSums<Config>& x_sums,
                                     const typename Config::Fields& fields, int high_row_factor, int lane) {
-    constexpr int COLUMN_TILES = Config::COLUMN_TILES, PAIRS = Config::MINIMUM_PAIRS;
+    constexpr int N8_TILES = Config::N8_TILES, PAIRS = Config::MINIMUM_PAIRS;
     const int g = lane / 4, t = lane % 4;
-    u32 terms[COLUMN_TILES][PAIRS][TERMS];
+    u32 terms[N8_TILES][PAIRS][TERMS];
 #pragma unroll
-    for (int tokens = 0; tokens < COLUMN_TILES; ++tokens)
+    for (int n8 = 0; n8 < N8_TILES; ++n8)
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) {
-            float2 rest = x_sums.of[tokens][pair];
+            float2 rest = x_sums.sums[n8][pair];
 #pragma unroll
-            for (int i = 0; i < TERMS; ++i) terms[tokens][pair][i] = take_bf16(rest);
+            for (int i = 0; i < TERMS; ++i) terms[n8][pair][i] = take_bf16(rest);
         }
 #pragma unroll
     for (int m16 = 0; m16 < Config::M16_TILES; ++m16) {
@@ -118,14 +119,14 @@ __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSu
 #pragma unroll
         for (int pair = 0; pair < PAIRS; ++pair) fields.sub_minimums(minimums[pair], m16, g, PAIRS * t + pair);
 #pragma unroll
-        for (int tokens = 0; tokens < COLUMN_TILES; ++tokens) {
+        for (int n8 = 0; n8 < N8_TILES; ++n8) {
             Acc dots = {};
 #pragma unroll
             for (int i = 0; i < TERMS; ++i) {
                 if constexpr (PAIRS == 1) {
-                    mma_m16n8k8(dots, minimums[0], terms[tokens][0][i]);
-                } else {  // groups of 16: an mma sums them in any order
-                    const u32 sums[2] = {terms[tokens][0][i], terms[tokens][PAIRS - 1][i]};
+                    mma_m16n8k8(dots, minimums[0], terms[n8][0][i]);
+                } else {  // groups of 16: the order of columns within an mma is free
+                    const u32 sums[2] = {terms[n8][0][i], terms[n8][PAIRS - 1][i]};
                     mma_m16n8k16<bf16>(
                         dots,
                         as_fragment(minimums[0][0], minimums[0][1], minimums[PAIRS - 1][0], minimums[PAIRS - 1][1]),
@@ -134,14 +135,13 @@ __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSu
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                acc[m16][tokens].sum[i] += (i < 2 ? factor.x : factor.y * high_row_factor) * dots.sum[i];
+                acc[m16][n8].sum[i] += (i < 2 ? factor.x : factor.y * high_row_factor) * dots.sum[i];
         }
     }
 }
 
-// Stage number i of this warp. Scales are decoded before multiply() in the first stage of a tile, minimums added after
-// it in the last.
-// SUM_TERMS, high_row_factor: of add_minimums.
+// Multiplies stage number i of the warp. The first stage of a tile decodes scales before multiply(), the last one adds
+// minimums after it. SUM_TERMS, high_row_factor: see add_minimums.
 template <class Config, int SUM_TERMS, class Smem, class Multiply>
 __device__ __forceinline__ void multiply_stage(typename Config::WarpAcc& acc, const XSums<Config>& x_sums, Smem& smem,
                                                int i, int stage, int high_row_factor, int lane, Multiply multiply) {

@@ -1,9 +1,9 @@
 // Products of codes of W and one token of x in slices of eight bits (x_slices.cuh). Tensor cores multiply integers and
-// sum them exactly; sums are scaled in float once for each scale or, in a super-block, once a tile.
+// sum them exactly. Sums are scaled in float once for each scale or, in a super-block, once a tile.
 //
-// Columns 0 to 3 of an accumulator are the slices of x for the even step of a pair, columns 4 to 7 those for the odd
-// step. A lane has rows g and g + 8 and slices 2 (t % 2) and 2 (t % 2) + 1, of the even steps where t < 2, else of the
-// odd ones. So one mma serves two steps even where each has a scale of its own, as in groups of 16.
+// Columns 0 to 3 of an accumulator are the slices of x for the even step of a pair, columns 4 to 7 for the odd step. A
+// lane has rows g and g + 8 and slices 2 (t % 2) and 2 (t % 2) + 1, of even steps if t < 2, of odd steps otherwise. So
+// one mma serves two steps even if each has its own scale, as in groups of 16.
 // Config: Decode of config.cuh.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace qgemm {
 
-// SUB_SHIFT of a super-block: its integer scales come times 2^SUB_SHIFT (fragment.cuh). Other formats have none.
+// SUB_SHIFT of a super-block, whose integer scales come times 2^SUB_SHIFT (fragment.cuh); 0 for other formats.
 template <class Format>
 __device__ constexpr int sub_shift() {
     if constexpr (Format::SUPER_BLOCK)
@@ -42,16 +42,16 @@ struct SlicedProducts {
                               int lane)
         : acc(acc), pipeline(pipeline), x(x), lane(lane), g(lane / 4), t(lane % 4) {}
 
-    // acc += W @ x of the warp's tile number i. tile: number of the tile among those whose columns of x are in slices.
-    // wait() waits for the next stage and returns it; release(stage) says that the warp has read it.
+    // acc += W @ x for the warp's tile number i. tile: its number among the tiles whose columns of x are in slices.
+    // wait() waits for the next stage and returns it; release(stage) frees a stage that the warp has read.
     template <class Wait, class Release>
     __device__ void add(int i, int tile, Wait wait, Release release) const {
         const float unit = x.units[tile * Config::TILE_COLUMNS / SLICE_BLOCK] * (t % 2 ? 0x1p16f : 1.0f);
         int sums[Config::ROW_BLOCKS * Config::M16_TILES][4] = {}, stage = 0;
 #pragma unroll
         for (int k_block = 0; k_block < Config::K_BLOCKS; ++k_block) {
-            const int of_stage = k_block % Config::STAGE_K_BLOCKS;
-            if (of_stage == 0) stage = wait();
+            const int in_stage = k_block % Config::STAGE_K_BLOCKS;
+            if (in_stage == 0) stage = wait();
             uint2 b[2];
             int starts[2][4] = {};
 #pragma unroll
@@ -66,11 +66,11 @@ struct SlicedProducts {
             }
 #pragma unroll
             for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
-                const int row_block = m16 / Config::M16_TILES, of_row_block = m16 % Config::M16_TILES;
+                const int row_block = m16 / Config::M16_TILES, m16_in_block = m16 % Config::M16_TILES;
                 const Format& fields = pipeline.fields(i * Config::STAGES_OF_TILE, stage, row_block);
-                const auto codes = Format::placed_codes(pipeline.codes(stage, row_block, of_stage), of_row_block, lane);
-                u32 scales = 0;  // bytes, of both pairs of steps
-                if constexpr (SUPER) scales = fields.sub_scale_bytes(of_row_block, g, k_block, t / 2);
+                const auto codes = Format::placed_codes(pipeline.codes(stage, row_block, in_stage), m16_in_block, lane);
+                u32 scales = 0;  // a byte for each pair of steps and row
+                if constexpr (SUPER) scales = fields.sub_scale_bytes(m16_in_block, g, k_block, t / 2);
 #pragma unroll
                 for (int pair = 0; pair < 2; ++pair) {
                     const int number = 2 * k_block + pair;
@@ -81,20 +81,20 @@ struct SlicedProducts {
 #pragma unroll
                         for (int j = 0; j < 4; ++j) dots[j] = starts[pair][j];
                         multiply(dots, first, second, b[pair]);
-                        const int of_rows[2] = {signed_byte(scales, pair), signed_byte(scales, 2 + pair)};
+                        const int row_scales[2] = {signed_byte(scales, pair), signed_byte(scales, 2 + pair)};
 #pragma unroll
-                        for (int j = 0; j < 4; ++j) sums[m16][j] += of_rows[j / 2] * dots[j];
+                        for (int j = 0; j < 4; ++j) sums[m16][j] += row_scales[j / 2] * dots[j];
                     } else {
                         multiply(sums[m16], first, second, b[pair]);
                     }
                     if ((number + 1) % SPAN == 0)
-                        flush(acc[row_block][of_row_block][0], sums[m16], fields, of_row_block, tile, number + 1 - SPAN,
+                        flush(acc[row_block][m16_in_block][0], sums[m16], fields, m16_in_block, tile, number + 1 - SPAN,
                               unit);
                 }
             }
             if constexpr (Config::SHARED_MINIMUM)
                 if (k_block == Config::K_BLOCKS - 1) add_shared_minimums(i, tile, stage);
-            if (of_stage == Config::STAGE_K_BLOCKS - 1) release(stage);
+            if (in_stage == Config::STAGE_K_BLOCKS - 1) release(stage);
         }
     }
 
@@ -105,23 +105,23 @@ private:
         else
             mma_m16n8k32_u8(dots, first, second, b);
     }
-    // Byte number `byte` of a word, with its sign.
+    // Byte number `byte` of a word, sign-extended.
     static __device__ int signed_byte(u32 word, u32 byte) { return int(prmt(word, 0, byte | 0x1110 * (byte | 8))); }
-    // low + 256 * high; in integers where 32 bits hold it: a sum has 16 columns of each pair of steps, in which bytes
-    // of W below 256 meet slices of up to 128.
+    // low + 256 * high, in integers if 32 bits hold it: a sum has 16 products for each pair of steps, of bytes of W
+    // below 256 and slices up to 128.
     static __device__ float both_slices(int low, int high) {
         if constexpr (SUPER) return float(low) + 256.0f * float(high);
         static_assert(SUPER || i64(SPAN) * 16 * 255 * 128 * (256 + 1) < i64(1) << 31, "sums of 32 bits");
         return float(low + 256 * high);
     }
-    // The sum of x over SPAN pairs of steps in the lane t = 0 of a row, which alone adds it; 0 in the others.
+    // The sum of x over SPAN pairs of steps in lane t = 0 of a row, 0 in the other lanes: it is added once.
     __device__ float x_sum(int tile, int first_pair) const {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 2 * SPAN; ++i) sum += x.sums[2 * (tile * PAIRS + first_pair) + i];
         return t == 0 ? sum : 0.0f;
     }
-    // Adds the scaled sums of SPAN pairs of steps from `first_pair` on to the accumulators, and clears them.
+    // Scales the sums of SPAN pairs of steps from `first_pair` on, adds them to the accumulators and clears them.
     __device__ void flush(Acc& to, int (&sums)[4], const Format& fields, int m16, int tile, int first_pair,
                           float unit) const {
         const int index = Config::scale_index(first_pair / 2, first_pair % 2 * 2);
@@ -143,18 +143,18 @@ private:
             sums[2 * row] = sums[2 * row + 1] = 0;
         }
     }
-    // Adds minimum * sum of x for the groups of a tile. Sums of x stand in column 0 alone, so that one lane of a row
-    // adds the products.
+    // Adds minimum * sum of x for the groups of a tile. Only column 0 has sums of x, so that one lane of a row adds the
+    // products.
     __device__ void add_shared_minimums(int i, int tile, int stage) const {
-        constexpr int EACH = Config::GROUP_SIZE / 16;  // steps of a group
+        constexpr int GROUP_STEPS = Config::GROUP_SIZE / 16;
         XSums<Config> x_sums = {};
 #pragma unroll
         for (int pair = 0; pair < Config::MINIMUM_PAIRS; ++pair) {
-            const float* from = x.sums + tile * 2 * PAIRS + 4 * t + 2 * EACH * pair;
-            float2 two = {};
+            const float* from = x.sums + tile * 2 * PAIRS + 4 * t + 2 * GROUP_STEPS * pair;
+            float2 sums = {};
 #pragma unroll
-            for (int step = 0; step < EACH; ++step) two.x += from[step], two.y += from[EACH + step];
-            if (g == 0) x_sums.of[0][pair] = two;
+            for (int step = 0; step < GROUP_STEPS; ++step) sums.x += from[step], sums.y += from[GROUP_STEPS + step];
+            if (g == 0) x_sums.sums[0][pair] = sums;
         }
         for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
             add_minimums<Config, 3>(acc[row_block], x_sums,

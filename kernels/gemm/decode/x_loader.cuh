@@ -1,4 +1,4 @@
-// Copies of x [m, k] into the stages of a warp of decode: a lane copies 16 bytes of some tokens at a time by cp.async.
+// XLoader: copies of x [m, k] into the stages of a warp by cp.async; a lane copies 16 bytes of a token at a time.
 //
 // Config: Decode of config.cuh.
 #pragma once
@@ -7,28 +7,28 @@
 
 namespace qgemm {
 
-// A stage's rows of x. A single token is read as all columns of a fragment; several are padded, so that the lanes of a
-// fragment read from different banks.
+// Rows of x in a stage. A single token is read as all columns of a fragment. Rows of several tokens are padded, so that
+// the lanes of a fragment read from different banks.
 template <class Config>
 using XRow = typename Config::In[Config::TOKENS == 1 ? Config::STAGE_COLUMNS : Config::STAGE_COLUMNS + 8];
 template <class Config>
-using XRows = XRow<Config>[Config::TOKENS == 1 ? 1 : 8 * Config::COLUMN_TILES];
+using XRows = XRow<Config>[Config::TOKENS == 1 ? 1 : 8 * Config::N8_TILES];
 
 template <class Config, class Stage>
 struct XLoader {
     using In = typename Config::In;
     static constexpr int TOKENS = Config::TOKENS, TILE_COLUMNS = Config::TILE_COLUMNS;
-    static constexpr int CHUNKS = Config::STAGE_COLUMNS * sizeof(In) / 16;  // of a token in a stage
-    static constexpr int TOKENS_AT_ONCE = 32 / CHUNKS;                      // that a warp copies
+    static constexpr int CHUNKS = Config::STAGE_COLUMNS * sizeof(In) / 16;  // 16 bytes of a token
+    static constexpr int TOKENS_AT_ONCE = 32 / CHUNKS;
     static_assert(TOKENS_AT_ONCE > 0, "a lane copies at most one chunk of a token");
 
-    const In* x;       // this lane's chunk of its first token and the next stage
-    i64 token_stride;  // to its next token
-    int column, k;     // column: of the chunk
-    int padded;        // k, up to the end of a tile
-    int k_block = 0;   // of the tile
+    const In* x;       // the lane's chunk of its first token in the next stage
+    i64 token_stride;  // from a token of the lane to its next one
+    int column, k;     // column: first column of the chunk
+    int padded;        // k, rounded up to whole tiles
+    int k_block = 0;   // number in the tile
     int token, m;
-    u32 to;  // in the first stage
+    u32 to;  // address in the first stage
 
     __device__ XLoader(const In* x, i64 k, int m, const WarpCoord<Config>& coord, Stage* stages)
         : token_stride(TOKENS_AT_ONCE * k),
@@ -42,13 +42,12 @@ struct XLoader {
         to = shared_address(&stages->x[token][chunk]);
         enter_matrix();
     }
-    // SUMMED: x has K numbers for each of several matrices, end to end; enters the next one behind the tiles of the
-    // last.
+    // SUMMED: x has K numbers for each of several matrices, end to end. After the tiles of one matrix the next begins.
     __device__ void enter_matrix() {
         if constexpr (Config::SUMMED)
             while (column >= padded) column -= padded, x -= padded - k;
     }
-    // The next k_blocks -> stage; zeros beyond k, where a ragged row ends within its last tile.
+    // Copies the next k_blocks into a stage, zeros beyond k: a ragged row ends within its last tile.
     __device__ void load(int stage) {
         const bool inside = column < k;
         const u32 into = to + stage * sizeof(Stage);

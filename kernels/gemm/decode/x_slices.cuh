@@ -1,7 +1,7 @@
-// One token of x as slices of eight bits (Ozaki's scheme): x = unit * (s0 + 2^8 s1 + 2^16 s2 + 2^24 s3), each slice a
-// signed byte. The eight columns of an integer operand B hold the four slices for each of two steps.
+// One token of x as slices of eight bits (Ozaki's scheme): x = unit * (s0 + 2^8 s1 + 2^16 s2 + 2^24 s3), where each
+// slice is a signed byte. The eight columns of an integer operand B hold the four slices for each of two steps.
 //
-// SLICE_BLOCK columns share a unit, which follows from the largest magnitude among them: 2^-30 of that is lost at most.
+// SLICE_BLOCK columns share a unit, which follows from their largest magnitude: the error is at most 2^-30 of it.
 #pragma once
 
 #include "codes/quantize.cuh"
@@ -11,9 +11,9 @@
 namespace qgemm {
 
 constexpr int SLICE_BLOCK = 256, SLICES = 4;
-constexpr int FIXED_BITS = 29;  // of a magnitude in units; a shift of a step may add one
+constexpr int FIXED_BITS = 29;  // a magnitude in units has these bits, and one more if a step is shifted
 
-// Whether a lane has whole points of a grid: lane t has columns 8 (t / 2) to 8 (t / 2) + 7 of step t % 2 of a pair, in
+// Whether a lane has whole points of a grid. Lane t has columns 8 (t / 2) to 8 (t / 2) + 7 of step t % 2 of a pair, in
 // the order of codes/grid.cuh.
 template <class Format>
 constexpr bool POINTS = Format::OWNS_COLUMNS;
@@ -21,14 +21,14 @@ constexpr bool POINTS = Format::OWNS_COLUMNS;
 template <int COLUMNS>
 struct XSlices {
     static_assert(COLUMNS % SLICE_BLOCK == 0, "x is sliced by blocks");
-    // Operand B of each pair of steps: 16 words of the first step, [slice][t] or for points [slice][t / 2][2], then as
-    // many of the second.
+    // Operand B of each pair of steps: 16 words of the first step, [slice][t] or for points [slice][t / 2][2], then 16
+    // words of the second.
     u32 words[COLUMNS / 32][32];
-    float sums[COLUMNS / 16];  // of x over each step
+    float sums[COLUMNS / 16];  // sum of x over each step
     float units[COLUMNS / SLICE_BLOCK];
 
-    // Eight columns of x, one lane's -> words. x of a step is divided by 2^slice_shift(step), by which the format's
-    // bytes of that step are too large (place_bytes in fragment.cuh).
+    // A lane's eight columns of x -> words. x of a step is divided by 2^slice_shift(step), the factor in the format's
+    // bytes of that step (place_bytes in fragment.cuh).
     template <class Format>
     __device__ void store(const float (&values)[8], int block, int lane) {
         u32 largest = 0;
@@ -42,13 +42,12 @@ struct XSlices {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            // The same number in digits of -128 to 127: the carry of + 128 goes into the byte above, ^ 128 takes it
-            // away.
+            // The same number in digits from -128 to 127: + 128 carries into the next byte, ^ 128 removes the offset.
             slices[i] = (u32(__float2int_rn(values[i] * factor)) + 0x00808080) ^ 0x00808080;
             sum += values[i];
         }
         sum += __shfl_xor_sync(~0u, sum, 1);
-        u32 four[2][4];  // values of two words, by byte: of t = 2 upper and 2 upper + 1, or of a point
+        u32 four[2][4];  // values by byte of two words: for t = 2 upper and 2 upper + 1, or of a point
         if constexpr (POINTS<Format>) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) four[i % 2][i / 4 + i / 2 % 2 * 2] = slices[i];
@@ -76,12 +75,12 @@ struct XSlices {
         if (lane == 0) units[block] = largest < 0x7f800000 ? two_to(e - FIXED_BITS) : __int_as_float(0x7fffffff);
     }
 
-    // Slices `columns` of x [k] from `first` on, zeros beyond its end, by all warps of the CTA. A warp loads all of its
-    // blocks, or four, before it uses one.
+    // Slices `columns` columns of x [k] from `first` on, zeros beyond k, by all warps of the CTA. A warp has up to four
+    // blocks in flight.
     template <class Format, int WARP_COUNT, class In>
-    __device__ void take(const In* x, i64 first, i64 k, int columns, int lane) {
-        constexpr int COUNT = COLUMNS / SLICE_BLOCK, EACH = (COUNT + WARP_COUNT - 1) / WARP_COUNT;
-        constexpr int AT_ONCE = EACH < 4 ? EACH : 4;
+    __device__ void load(const In* x, i64 first, i64 k, int columns, int lane) {
+        constexpr int COUNT = COLUMNS / SLICE_BLOCK, PER_WARP = (COUNT + WARP_COUNT - 1) / WARP_COUNT;
+        constexpr int AT_ONCE = PER_WARP < 4 ? PER_WARP : 4;
         for (int from = threadIdx.x / 32; from * SLICE_BLOCK < columns; from += AT_ONCE * WARP_COUNT) {
             float values[AT_ONCE][8] = {};
 #pragma unroll

@@ -9,8 +9,7 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from qgemm.cuda.kernels.expert_tiles import Size
-from qgemm.cuda.kernels.moe_decode import MAX_SLOTS, MAX_TOP_K
-from qgemm.cuda.kernels.routes import route
+from qgemm.cuda.kernels.routes import MAX_SLOTS, MAX_TOP_K, route
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.libraries import library_of
 from qgemm.cuda.problem import C_TYPES, ExpertStride, Output, Problem, Routed, gpu

@@ -14,11 +14,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from qgemm.cuda.jit.twins import TokenTile, TokenTiles
-from qgemm.cuda.kernels import moe_prefill_sm80
 from qgemm.cuda.kernels.expert_tiles import Size, max_token_tiles
-from qgemm.cuda.kernels.moe_prefill_sm90 import rows_of_x, token_tile
+from qgemm.cuda.kernels.moe_prefill_sm90 import rows_of_x
 from qgemm.cuda.kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, sort_launch
-from qgemm.cuda.kernels.routes import route
+from qgemm.cuda.kernels.routes import route, sorts, token_tile
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE, ExpertStride, Output, Problem, Routed, gpu
 from qgemm.cuda.tensor import DeviceExperts
 from qgemm.routing import Layer
@@ -28,7 +27,6 @@ from .plan import enter, prepared, scratch
 
 SCRATCH_ALIGNMENT = 256
 INDEX = 4  # bytes of a slot or row
-WGMMA = range(90, 100)  # compute capabilities that have it
 
 
 class ExpertProduct(NamedTuple):
@@ -45,22 +43,10 @@ def token_tile_of(call: Call, x: Array, ids: Array, experts: int, *sizes: Size) 
     """Rows of a token tile where sorting pays, else 0: few slots, or x that tensor cores do not multiply."""
     sm, sms = gpu(call.device)[1:]
     slots = ids.values.shape[0] * ids.values.shape[1]
-    fitting = sm >= moe_prefill_sm80.LEAST and x.dtype in ("float16", "bfloat16") and experts <= MAX_EXPERTS
+    fitting = sorts(C_TYPES[x.dtype], sm) and experts <= MAX_EXPERTS
     if not fitting or slots == 0 or any(size.n * size.k == 0 for size in sizes):
         return 0
-    return _tile_by_kernel(sizes, min(slots, MAX_SLOTS), experts, sms, sm)
-
-
-def _tile_by_kernel(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: int) -> int:
-    """Rows of a token tile by the cost model of the GPU's kernel: the only place here that chooses one by sm."""
-    if sm in WGMMA:
-        return token_tile(sizes, slots, experts, sms)
-    return moe_prefill_sm80.token_tile(sizes, slots, experts, sms, sm)
-
-
-def _exponent(weights: Sequence[DeviceExperts], sm: int) -> int:
-    """The power of two that brings all weights into the range of float16; wgmma's kernel scales row by row."""
-    return 0 if sm in WGMMA else max(w.exponent for w in weights)
+    return token_tile(sizes, min(slots, MAX_SLOTS), experts, sms, sm)
 
 
 class Chunk(NamedTuple):
@@ -132,10 +118,10 @@ class Sorted:
         w, on = weights[0], gpu(self.call.device)
         routed = Routed(experts=self.experts, stride=stride, tokens=self.tile, ids_are_known=second)
         k, x_type, gated = w.shape[2], C_TYPES[x.dtype], len(outputs) == 2
-        exponent = _exponent(weights, on.sm)
-        return Problem(
-            w.format, "a16", self.chunk.slots, n, k, on.sm, x_type, outputs, exponent, on.device, on.sms, gated, routed
+        p = Problem(
+            w.format, "a16", self.chunk.slots, n, k, on.sm, x_type, outputs, 0, on.device, on.sms, gated, routed
         )  # fmt: skip
+        return p._replace(exponent=max(w.exponent for w in weights)) if route(p).kernel.uses_exponent else p
 
 
 def matmul(

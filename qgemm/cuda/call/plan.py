@@ -15,7 +15,6 @@ from qgemm.codec.group_activations import GROUPS
 from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
-from qgemm.cuda.kernels.decode import DECODE_A8, quantizes_inside
 from qgemm.cuda.kernels.kernel import Kernel, Launchable
 from qgemm.cuda.kernels.routes import launch, route
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks
@@ -109,7 +108,7 @@ def problem_of_launch(
 ) -> Problem:
     """The problem of a launch of a kernel: products by weights of one format of x, whose type it calls `kind`."""
     n, first = sum(output.n for output in outputs), products[0]
-    exponent = 0 if kernel.adds else first.exponent  # the others bring a whole matrix into the range of float16
+    exponent = first.exponent if kernel.uses_exponent else 0
     return first._replace(n=n, x=kind, outputs=tuple(outputs), exponent=exponent, gated=gated)
 
 
@@ -164,16 +163,11 @@ def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
 
 
 def _quantizes_x(jobs: Sequence[tuple[Kernel, Sequence[int]]], products: Sequence[Served], source: Source) -> bool:
-    """Whether the one launch of a call quantizes x itself: asked of decode_a8 by its sizes, of others by their record.
-
-    The only place here that names a kernel.
-    """
-    (kernel, _), first = jobs[0], products[0].problem
-    if len(jobs) > 1 or source.prepared:
+    """Whether the one launch of a call quantizes x itself."""
+    quantizes = jobs[0][0].quantizes
+    if len(jobs) > 1 or source.prepared or quantizes is None:
         return False
-    if kernel is DECODE_A8:
-        return quantizes_inside(source.m, source.k, sum(p.n * p.k for p, _ in products), first.sm)
-    return len(products) == 1 and kernel.quantizes is not None and kernel.quantizes(first)
+    return quantizes(products[0].problem._replace(n=sum(p.n for p, _ in products)))
 
 
 def _form(kernel: Kernel, source: Source, activation: str, device: int, inside: bool) -> Form:

@@ -369,7 +369,7 @@ def config(fmt: Format | None = None, **template: str | int) -> str:
 
     A str of the template becomes a type (`using In = half;`), an int a constant (`static constexpr int TOKENS = 8;`).
     """
-    includes, members = ["activations.cuh"], []
+    includes, members = ["activations.cuh", "policies.cuh"], []
     if fmt is not None:
         includes.insert(0, f"formats/{fmt.name}.cuh")
         members += [f"template <int M16_TILES> using Format = {fmt.name}<M16_TILES>;"]

@@ -1,4 +1,4 @@
-"""Launching the kernels between x and its blocks of codes."""
+"""Launches of the kernels that quantize x to blocks of codes, and decode them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from .transforms import (
     groups_template,
 )
 
-THREADS = 128  # of a CTA
+THREADS = 128  # threads of a CTA
 SHARE = 8  # columns of a thread
 
 
 @cache
 def quantize_launch(device: int, source: str, k: int, m: int) -> Launch:
-    """The kernel that quantizes M rows of K activations. Its pointers are x, a multiple of 16, and the blocks."""
+    """The kernel that quantizes M rows of K activations. Its pointers: x, aligned to 16 bytes, and the blocks."""
     shares = -(-k // tiles.K_BLOCK) * (tiles.K_BLOCK // SHARE)
     return _launch(QUANTIZE_ACTIVATIONS.load(In=source), (m, -(-shares // THREADS)), k, m)
 
 
 @cache
 def quantize_groups_launch(device: int, source: str, k: int, m: int, activation: str) -> Launch:
-    """The kernel that makes bytes of M rows of K activations, a scale a group. Its pointers are x, of 16, and they."""
+    """The kernel that quantizes M rows of K activations to bytes, a scale for each group. Its pointers: x, aligned to
+    16 bytes, and the bytes."""
     shares = grouped.columns_of(k) // SHARE
     grid = grouped.rows_of(m) // GROUPS_TOKENS, -(-shares // THREADS)
     return _launch(QUANTIZE_ACTIVATIONS_GROUPS.load(None, In=source, **groups_template(activation)), grid, k, m)
@@ -40,13 +41,14 @@ def quantize_groups_launch(device: int, source: str, k: int, m: int, activation:
 
 @cache
 def dequantize_launch(device: int, out: str, k: int, m: int) -> Launch:
-    """The kernel that decodes M rows of K quantized activations. Its pointers are the blocks and x."""
+    """The kernel that decodes M rows of K quantized activations. Its pointers: the blocks and x."""
     return _launch(DEQUANTIZE_ACTIVATIONS.load(Out=out), (m, -(-k // (SHARE * THREADS))), k, m)
 
 
 @cache
 def round_launch(device: int, source: str, out: str, k: int, m: int) -> Launch:
-    """The kernel that makes of M rows of K activations what their blocks decode to. Its pointers are both, of 16."""
+    """The kernel that rounds M rows of K activations to the values that their blocks decode to. Its pointers: x and the
+    rounded x, aligned to 16 bytes."""
     return _launch(ROUND_ACTIVATIONS.load(In=source, Out=out), (-(-m * k // (SHARE * THREADS)), 1), k, m)
 
 

@@ -228,17 +228,6 @@ def whole_tiles(count: int, clusters: int) -> int:
     return count - last if 2 * last <= clusters else count
 
 
-def takes(p: Problem) -> bool:
-    """A token tile at least, in eight bits."""
-    return (
-        p.format.tiled
-        and multiplies(p.activation, p.format)
-        and (p.x == EIGHT_BITS or quantizes(p))
-        and 90 <= p.sm < 100
-        and group_activations.rows_of(p.m) >= TOKENS
-    )
-
-
 def quantizes(p: Problem) -> bool:
     """Whether a product takes x as it is: where makers are chosen, W is one slice, and x is small enough."""
     makers = p.x in TYPES and ranked(p)[0][0].makers > 0
@@ -283,8 +272,6 @@ def pays(p: Problem) -> bool:
 
 def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS)) -> Iterator[tuple[str, Template]]:
     """The (kernel, template) of a format on a GPU for activations."""
-    if not (90 <= sm < 100 and fmt.tiled):
-        return
     kinds = [kind for kind in GROUPS if kind in activations and multiplies(kind, fmt)]
     found = {tuple(each.items()): each for each in (requantize.template(fmt, kind) for kind in kinds)}
     yield from ((requantize.NAME, each) for each in found.values())  # of integers it does not depend on their groups
@@ -294,8 +281,12 @@ def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS))
 
 def common_variants(sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that knows no format on a GPU."""
-    if 90 <= sm < 100:
-        yield from ((NAME, template(config)) for config in all_configs() if not config.makers)
+    yield from ((NAME, template(config)) for config in all_configs() if not config.makers)
+
+
+def extra_units(fmt: Format | None, sm: int, activations: Collection[str]) -> Iterator[tuple[str, Template]]:
+    """Every (kernel, template) of a format for activations, or of no format, beside those of a problem's configs."""
+    return common_variants(sm) if fmt is None else variants(fmt, sm, activations)
 
 
 def all_configs() -> list[S8Config]:
@@ -307,8 +298,8 @@ def _chosen(p: Problem, rows: Sequence[int]) -> list[S8Config]:
     return configs(p)
 
 
-# Its sources are not those of its configs: `variants` and `common_variants` have them.
 GEMM_SM90_S8 = Kernel(
-    NAME, takes, lambda p: (), ranked, _chosen, lambda p, config: template(config, p.format), launch,
+    NAME, lambda p: (), ranked, _chosen, lambda p, config: template(config, p.format), launch,
     reads=lambda p: (EIGHT_BITS,), adds=True, quantizes=quantizes,
+    extra_units=extra_units,
 )  # fmt: skip

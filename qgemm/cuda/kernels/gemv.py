@@ -1,10 +1,15 @@
-"""The simple kernels for few rows of x: sums in float32 registers, integer dots by dp4a (sm_75), exact codebooks."""
+"""gemv: few rows of x without tensor cores (sm_75), and codebooks by exact levels. One source, two records.
+
+    gemv_simt   float activations, sums of levels in float32
+    gemv_dp4a   Q8_1 activations, integer dot products by dp4a
+
+The type of x tells the source which of them it is.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
@@ -14,14 +19,9 @@ from qgemm.cuda.problem import C_TYPES, Q8_1, Problem
 
 from .kernel import Kernel, Launchable, Ranked
 
-A16, A8 = "gemv_simt", "gemv_dp4a"
+SOURCE = "gemv"
 TOKENS = (1, 2, 4, 8)  # token tiles
 WARP_SPLIT_K = 4  # groups of four warps that share a row_block of tiles
-
-
-def takes(activation: str, p: Problem) -> bool:
-    """Up to 8 rows of x."""
-    return p.format.tiled and p.m <= TOKENS[-1] and (activation == "a16" or p.format.integer)
 
 
 def token_tile(p: Problem) -> int:
@@ -29,8 +29,13 @@ def token_tile(p: Problem) -> int:
     return next(tokens for tokens in TOKENS if tokens >= p.m)
 
 
+def configs(p: Problem) -> tuple[int]:
+    """A config is a token tile."""
+    return (token_tile(p),)
+
+
 def ranked(p: Problem) -> list[Ranked]:
-    """Its token tile is all its config."""
+    """The token tile of a problem."""
     return [(token_tile(p), None)]
 
 
@@ -40,37 +45,31 @@ def chosen(p: Problem, rows: Sequence[int]) -> set[int]:
 
 
 def template(p: Problem, tokens: int) -> Template:
-    """The constants of a token tile; Q8_1 activations have one type."""
-    source: Template = {} if p.x == Q8_1 else {"In": p.x}
-    return {**source, "Out": p.out, "TOKENS": tokens, "WARP_SPLIT_K": WARP_SPLIT_K}
+    """The constants of a token tile."""
+    return {"In": p.x, "Out": p.out, "TOKENS": tokens, "WARP_SPLIT_K": WARP_SPLIT_K}
 
 
-def launch(name: str, p: Problem, tokens: int) -> Launchable:
-    """One CTA a row_block of tiles."""
+def launch(p: Problem, tokens: int) -> Launchable:
+    """A CTA for each row_block of tiles."""
     pointers = (ctypes.c_void_p * 3)()  # w, x, y
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(3))
     arguments = (*arrays, ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m))
-    function = load(name, p.format, **template(p, tokens))
+    function = load(SOURCE, p.format, **template(p, tokens))
     threads, row_blocks = WARP_SPLIT_K * tiles.WARPS * tiles.LANES, -(-p.n // tiles.ROWS)
-    made = Launch(function, row_blocks, threads, 0, arguments, pointers, 3, programmatic=False)
+    prepared = Launch(function, row_blocks, threads, 0, arguments, pointers, 3, programmatic=False)
 
     def run(stream: int, x: int, w: int, y: int, *_: int) -> None:
-        made(stream, w, x, y)
+        prepared(stream, w, x, y)
 
     return run
 
 
-GEMV_SIMT = Kernel(
-    A16,
-    partial(takes, "a16"),
-    lambda p: (token_tile(p),),
-    ranked,
-    chosen,
-    template,
-    partial(launch, A16),
-    outs=lambda x: tuple(C_TYPES),
-)
+def outs(x: str) -> tuple[str, ...]:
+    """Each type of y is compiled for."""
+    return tuple(C_TYPES)
+
+
+GEMV_SIMT = Kernel("gemv_simt", configs, ranked, chosen, template, launch, SOURCE, outs=outs)
 GEMV_DP4A = Kernel(
-    A8, partial(takes, "a8"), lambda p: (token_tile(p),), ranked, chosen, template, partial(launch, A8),
-    reads=lambda p: (Q8_1,), takes_q8_1=True, outs=lambda x: tuple(C_TYPES),
-)  # fmt: skip
+    "gemv_dp4a", configs, ranked, chosen, template, launch, SOURCE, reads=lambda p: (Q8_1,), takes_q8_1=True, outs=outs
+)

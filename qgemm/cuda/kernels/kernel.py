@@ -1,65 +1,82 @@
-"""Kernel: the record of one kernel, all that the rest of the house knows of it.
+"""Kernel: the record of one kernel that multiplies, all that other modules know of it.
 
-A kernel is a file in kernels/, a module here that defines its record, and its rows in the route table.
+A kernel is a file in kernels/, a module here that defines its record, and its rows in the route table. Several records
+may share a file: then the policies in their templates tell the kernels apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, Problem
 
-# On a raw stream handle, pointers to x and to w, y, bias and residual of each product (0 for none).
+from .expert_tiles import Size
+
+# Called with a raw stream handle, a pointer to x, and pointers to w, y, bias and residual of each product, 0 for none.
 Launchable = Callable[..., None]
 Ranked = tuple[Any, float | None]  # a config and its predicted us
+ExtraUnits = Callable[[Format | None, int, Collection[str]], Iterable[tuple[str, Template]]]
+TokenTile = Callable[[tuple[Size, ...], int, int, int, int], int]
+
+
+def _no_units(fmt: Format | None, sm: int, activations: Collection[str]) -> tuple[()]:
+    return ()
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """One kernel that multiplies.
+    """One kernel that multiplies. Which problems it serves is said by the route table alone.
 
-    name: of its file and its entry point, and what `qgemm routes` prints.
-    takes: whether it can compute a problem; the route table says which of those that can does.
+    name: the name that `qgemm routes` prints.
     configs: every config for a problem's format, types and GPU, whatever its sizes.
-    ranked: the configs that can serve a problem, the one to choose first, each with its predicted us (None where a
-        table and no cost model decides).
-    chosen: (problem, numbers of rows of x) -> the configs that it chooses for any of them, of this problem or where
-        products by more weights of its format share the launch.
+    ranked: the configs that can serve a problem, best first, each with its predicted us (None if a table decides).
+    chosen: (problem, numbers of rows of x) -> the configs that it chooses for any of these numbers, whether this W has
+        the launch alone or shares it with more weights of its format.
     template: (problem, config) -> the constants and types that its source is compiled with.
     launch: (problem, config) -> the launch, on the current device.
-    reads: the kernels' names of the types in which it may get x, where that is not the problem's.
-    products: how many of a problem's format it computes in one launch.
+    source: the file and the entry point, if other than the name.
+    reads: problem -> the types of x that it may read, by the kernels' names, if other than the problem's.
+    products: the number of products of one format that a launch computes.
     adds: whether it adds bias and residual itself.
-    takes_q8_1: whether "a8" gives it Q8_1 blocks; otherwise the values that they decode to.
-    outs: type of x as it reads it -> NumPy's names of the types of y that its source is compiled for, each alone; ()
-        where it stores any.
-    forms: problem -> those that it computes by other sources: the problem alone, or with what its source depends on
-        beside format, types and sizes. routed: whether its problems are those of experts; grouped: of sorted rows.
-    quantizes: whether it quantizes x of a problem itself, where no other product of the call reads x; None: never.
+    uses_exponent: whether the exponent of a problem, which brings all of W into the range of half, has a use.
+    takes_q8_1: whether x of "a8" comes as Q8_1 blocks; otherwise as the values that they decode to.
+    outs: type of x as the kernel reads it -> NumPy's names of the types of y, for each of which its source is compiled
+        anew; () if one source stores any type.
+    forms: problem -> the problems of its sizes that other sources compute: a gate, a sum over experts.
+    quantizes: whether it quantizes x of a problem itself, if no other launch of the call reads x; None: never.
+    extra_units: (format, compute capability, activations) -> (kernel, template) pairs that its launches need beside
+        those of `configs`; without a format, those that know no format.
+    token_tile: (products of a layer, slots, experts, multiprocessors, compute capability) -> the best token tile of a
+        kernel of sorted rows, 0 if looking up the expert of each slot is faster.
+    max_slots, max_top_k: limits of a kernel that looks experts up, the slots of a launch and the experts of a sum.
     """
 
     name: str
-    takes: Callable[[Problem], bool]
     configs: Callable[[Problem], Iterable[Any]]
     ranked: Callable[[Problem], Sequence[Ranked]]
     chosen: Callable[[Problem, Sequence[int]], Iterable[Any]]
     template: Callable[[Problem, Any], Template]
     launch: Callable[[Problem, Any], Launchable]
+    source: str = ""
     reads: Callable[[Problem], tuple[str, ...]] = lambda problem: (problem.x,)
     products: int = 1
     adds: bool = False
+    uses_exponent: bool = False
     takes_q8_1: bool = False
     outs: Callable[[str], tuple[str, ...]] = lambda x: ()
     forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)
-    routed: bool = False
-    grouped: bool = False
     quantizes: Callable[[Problem], bool] | None = None
+    extra_units: ExtraUnits = _no_units
+    token_tile: TokenTile | None = None
+    max_slots: int = 0
+    max_top_k: int = 0
 
     def stores(self, x: str, y: str) -> bool:
-        """Whether it stores y of this type, by NumPy's name, for x of this type, by the kernels'."""
+        """Whether it stores y of this type, by NumPy's name, for x of this type, by the kernels' name."""
         return y in (self.outs(x) or C_TYPES)
 
     def choose(self, problem: Problem) -> Any:

@@ -19,7 +19,7 @@ from qgemm.cuda.problem import Output, Problem
 from .decode_config import shared_limit
 from .expert_tiles import Size, best_tile, expected_tiles, max_token_tiles, read_us
 from .kernel import Kernel
-from .moe_prefill_sm90 import POINTERS, forms, takes
+from .moe_prefill_sm90 import POINTERS, forms
 from .prefill_sm80 import A16, MIN_STAGES, Sm80Config, shared_bytes, weight_factors
 from .prefill_sm80 import template as template_sm80
 
@@ -116,5 +116,14 @@ class GroupedLaunch:
 
 
 MOE_PREFILL_SM80 = Kernel(
-    NAME, takes, configs, ranked, chosen, template, GroupedLaunch, products=2, forms=forms, routed=True, grouped=True
+    NAME,
+    configs,
+    ranked,
+    chosen,
+    template,
+    GroupedLaunch,
+    products=2,
+    forms=forms,
+    uses_exponent=True,
+    token_tile=token_tile,
 )

@@ -84,11 +84,6 @@ def _linear(us: tuple[float, float], tokens: int) -> float:
     return us[0] + us[1] * tokens
 
 
-def takes(p: Problem) -> bool:
-    """Rows sorted by expert, of 16 bits."""
-    return p.routed is not None and p.routed.tokens > 0 and p.format.tiled and p.x in ("half", "bf16")
-
-
 def configs(p: Problem) -> Iterator[Sm90Config]:
     """That of the problem's token tile."""
     assert p.routed is not None
@@ -177,6 +172,6 @@ def rows_of_x(rows: int, tokens: int) -> int:
 
 
 MOE_PREFILL_SM90 = Kernel(
-    NAME, takes, configs, ranked, chosen, template, GroupedLaunch, products=2, forms=forms,
-    routed=True, grouped=True,
+    NAME, configs, ranked, chosen, template, GroupedLaunch, products=2, forms=forms,
+    token_tile=lambda sizes, slots, experts, sms, sm: token_tile(sizes, slots, experts, sms),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which kernels a model's products ask for: what is compiled before the first token."""
+"""The kernels that the products of a model need, all of which are compiled before the first token."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from qgemm.codec.group_activations import GROUPS, multiplies
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
-from . import gemm_sm90_s8
 from .kernel import Kernel
-from .moe_decode import MOE_DECODE
-from .panels import DEQUANTIZE
-from .routes import ROUTES, TYPE_NAMES, common_variants, route
-from .transforms import DEQUANTIZE_TILES, PACK
+from .routes import ROUTES, TYPE_NAMES, Grouping, common_variants, extra_units, route
+from .transforms import PACK
 
-ROWS = range(1, 4097)  # of x: from one token to a long prompt
-MAX_TOP_K = 8  # experts of a token, of models that are prepared
+ROWS = range(1, 4097)  # rows of x: from one token to a long prompt
+PREPARED_TOP_K = 8  # experts of a token, at most, in the models that are prepared
 
 Key = tuple[str, Format | None, tuple[tuple[str, Any], ...]]  # kernel, the format that it is for, template
 
@@ -35,47 +32,48 @@ def needed(
     activations: Sequence[str] = ACTIVATIONS,
     types: Sequence[str] = TYPES,
 ) -> set[Key]:
-    """Every kernel that uploading these tensors, and products with any of these numbers of rows of x, ask for.
+    """Every kernel that uploading these tensors, and products with any of these numbers of rows of x, need.
 
-    tensors: of the host or on a GPU; of three axes they are experts, multiplied together or one alone. sm, sms: compute
-    capability (90 is 9.0) and multiprocessors of the GPU. types: kernels' names of those of x; y is of any type.
-    Weights of a format may share a launch with more of it.
+    tensors: on the host or on a GPU; those with three axes are experts, multiplied together or singly. sm, sms: compute
+    capability (90 is 9.0) and multiprocessors of the GPU. types: the kernels' names of the types of x; y has any type.
+    Weights may share a launch with more weights of their format.
     """
     shapes: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     experts: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
-    for each in tensors:
-        if each.ndim > 1 and each.format.tiled:
-            shapes[each.format].add(tuple(each.shape[-2:]))
-        if each.ndim == 3 and each.format.tiled and "a16" in activations:
-            experts[each.format].add(tuple(each.shape))
-    found = {_key(name, None, template) for name, template in common_variants(sm)}
+    for tensor in tensors:
+        if tensor.ndim > 1 and tensor.format.tiled:
+            shapes[tensor.format].add(tuple(tensor.shape[-2:]))
+        if tensor.ndim == 3 and tensor.format.tiled and "a16" in activations:
+            experts[tensor.format].add(tuple(tensor.shape))
+    keys = {_key(name, None, template) for name, template in common_variants(sm)}
     for fmt, matrices in shapes.items():
-        found |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
-        for (kernel, x, _), (activation, some) in _forms(fmt, sm, sorted(set(rows)), activations, types).items():
-            if kernel is DEQUANTIZE:
-                found |= {_key(DEQUANTIZE_TILES.name, fmt, each) for each in DEQUANTIZE_TILES.variants(fmt)}
-                continue
+        keys |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
+        for (kernel, x, _), (activation, group) in _forms(fmt, sm, sorted(set(rows)), activations, types).items():
             for n, k in matrices:
-                p = Problem(fmt, activation, some[0], n, k, sm, x, sms=sms)
-                found |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, some)}
-        found |= {_key(name, fmt, template) for name, template in gemm_sm90_s8.variants(fmt, sm, activations)}
+                p = Problem(fmt, activation, group[0], n, k, sm, x, sms=sms)
+                keys |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, group)}
+        keys |= {_key(name, fmt, template) for name, template in extra_units(fmt, sm, activations)}
     for fmt, matrices in experts.items():
         for x, (e, n, k) in product(types, matrices):
             p = Problem(fmt, "a16", 1, n, k, sm, x, (Output(n),), sms=sms, routed=Routed(experts=e))
-            if any(row.fits(p) for row in ROUTES):
-                found |= {
-                    _key(MOE_DECODE.name, fmt, MOE_DECODE.template(form, config))
-                    for form in MOE_DECODE.forms(p)
-                    for config in MOE_DECODE.chosen(form, rows)
-                }
-            found |= set(_grouped(p, max(rows)))
-    return found
+            keys |= set(_by_slots(p, rows))
+            keys |= set(_by_tiles(p, max(rows)))
+    return keys
 
 
-def _grouped(p: Problem, rows: int) -> Iterator[Key]:
-    """What tokens sorted by expert ask for, with token tiles for the load of an expert at most."""
+def _by_slots(p: Problem, rows: Sequence[int]) -> Iterator[Key]:
+    """The kernels for tokens that look their experts up."""
+    kernel = next((row.kernel for row in ROUTES if row.grouping is Grouping.SLOTS and row.fits(p)), None)
+    if kernel is not None:
+        for form in kernel.forms(p):
+            for config in kernel.chosen(form, rows):
+                yield _key(kernel.name, p.format, kernel.template(form, config))
+
+
+def _by_tiles(p: Problem, rows: int) -> Iterator[Key]:
+    """The kernels for tokens that are sorted by expert, with token tiles up to twice the mean load of an expert."""
     assert p.routed is not None
-    load = rows * MAX_TOP_K / p.routed.experts
+    load = rows * PREPARED_TOP_K / p.routed.experts
     for row in ROUTES:
         for tokens in (tokens for tokens in row.tokens if tokens <= max(row.tokens[0], 2 * load)):
             of_tiles = p._replace(routed=p.routed._replace(tokens=tokens))
@@ -88,45 +86,44 @@ def _grouped(p: Problem, rows: int) -> Iterator[Key]:
 def _forms(
     fmt: Format, sm: int, rows: Sequence[int], activations: Sequence[str], types: Sequence[str]
 ) -> dict[tuple[Kernel, str, str], tuple[str, list[int]]]:
-    """The kernels that multiply by weights of a format, with the type in which they read x, and the activation where x
-    has groups: activation, rows of x.
+    """The kernels that multiply by weights of a format -> an activation, and the rows of x.
 
-    Where other activations bring x into one form they ask for the same.
+    A key is the kernel, the type of x that it reads and, if that has groups, the activation. Activations that bring x
+    into one form share a key, since they need the same templates.
     """
-    found: dict[tuple[Kernel, str, str], tuple[str, set[int]]] = {}
+    forms: dict[tuple[Kernel, str, str], tuple[str, set[int]]] = {}
     for activation, x in product(activations, types):
         if not multiplies(activation, fmt):
             continue
-        for some in _alike(rows):
-            p = Problem(fmt, activation, some[0], 1, 1, sm, x)
+        for group in _alike(rows):
+            p = Problem(fmt, activation, group[0], 1, 1, sm, x)
             kernel = route(p).kernel
             for source in kernel.reads(p):
-                found.setdefault((kernel, source, activation if activation in GROUPS else ""), (activation, set()))[
-                    1
-                ].update(some)
-    return {form: (activation, sorted(some)) for form, (activation, some) in found.items()}
+                key = kernel, source, activation if activation in GROUPS else ""
+                forms.setdefault(key, (activation, set()))[1].update(group)
+    return {form: (activation, sorted(group)) for form, (activation, group) in forms.items()}
 
 
 def _alike(rows: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Numbers of rows, in order, as those that the route table and every token tile of it treat alike."""
+    """Numbers of rows, in order, in groups that the route table and all token tiles treat alike."""
     start = 0
-    for most in sorted({most for row in ROUTES for most in (*row.tokens, row.most)}):
-        end = bisect_left(rows, most + 1)
+    for limit in sorted({limit for row in ROUTES for limit in (*row.tokens, row.max_rows)}):
+        end = bisect_left(rows, limit + 1)
         if start < end:
             yield rows[start:end]
         start = end
 
 
 def _templates(kernel: Kernel, p: Problem, rows: Sequence[int]) -> Iterator[Template]:
-    """What is compiled for a problem of these numbers of rows, for each type of y.
+    """The templates for a problem of these numbers of rows, for each type of y.
 
-    A config of the kernels that fuse products is for several token tiles; of the others each has its own.
+    A config of the kernels that fuse products serves several token tiles; of other kernels each config has its own.
     """
-    for tile in _alike(rows) if kernel.products > 1 else (rows,):
-        of_tile = p._replace(m=tile[0])
+    for group in _alike(rows) if kernel.products > 1 else (rows,):
+        of_group = p._replace(m=group[0])
         for out in kernel.outs(p.x) or TYPE_NAMES[:1]:
-            asked = of_tile._replace(outputs=(Output(p.n, out),))
-            yield from (kernel.template(asked, config) for config in kernel.chosen(asked, tile))
+            form = of_group._replace(outputs=(Output(p.n, out),))
+            yield from (kernel.template(form, config) for config in kernel.chosen(form, group))
 
 
 def _key(kernel: str, fmt: Format | None, template: Template) -> Key:

@@ -1,12 +1,12 @@
-"""Products by cuBLAS: of plain weights as they are, of packed ones panel by panel, decoded into bounded workspace.
+"""Products by cuBLAS: of plain weights directly, of packed weights panel by panel, decoded into a bounded workspace.
 
-A panel has x's type where that is exact enough: float16 (scaled by a power of two, so that nothing overflows) or
-bfloat16 for the same activations, float32 for the rest.
+A panel has x's type if that is exact enough: float16 (scaled by a power of two, so that nothing overflows) or bfloat16
+for activations of the same type, float32 for other activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,23 +28,23 @@ def dense(fmt: Format, k: int, row_blocks: Any, rows: int, dtype: np.dtype[Any],
     """Tiles of whole row_blocks -> the first `rows` rows of weights [rows, k] times 2^-exponent, of dtype."""
     import cupy
 
-    made = cupy.empty((rows, k), dtype)
-    if made.size:
+    weights = cupy.empty((rows, k), dtype)
+    if weights.size:
         kernel = DEQUANTIZE_TILES.load(fmt, Out=c_type(dtype))
         factor = np.float32(2.0**-exponent)
         for first in range(0, len(row_blocks), MAX_GRID_Y):
-            some = row_blocks[first : first + MAX_GRID_Y]
-            at = made[first * tiles.ROWS :]
+            part = row_blocks[first : first + MAX_GRID_Y]
+            target = weights[first * tiles.ROWS :]
             kernel(
-                (some.shape[1] * tiles.k_blocks(fmt), len(some)),
+                (part.shape[1] * tiles.k_blocks(fmt), len(part)),
                 (tiles.WARPS * tiles.LANES,),
-                (some, at, np.int64(len(at)), np.int64(k), factor),
+                (part, target, np.int64(len(target)), np.int64(k), factor),
             )
-    return made
+    return weights
 
 
 def launch(p: Problem, _: None) -> Launchable:
-    """cuBLAS for each panel of rows of W."""
+    """A call of cuBLAS for each panel of rows of W."""
     plain, x_type, y_type = p.format.plain, _numpy_type(p.x), float_dtype(p.outputs[0].y)
     packed_type = plain_dtype(p.format) if plain else np.dtype(np.uint8)
     shape = (p.n, p.k) if plain else tiles.tiles_shape(p.format, p.n, p.k)
@@ -78,17 +78,17 @@ def launch(p: Problem, _: None) -> Launchable:
 
 
 def plain_dtype(fmt: Format) -> np.dtype[Any]:
-    """The dtype of the numbers of a plain format."""
+    """NumPy's dtype of a plain format."""
     return float_dtype("bfloat16") if fmt.name == "bf16" else fmt.dtype
 
 
 def _numpy_type(c_name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a type that kernels call so."""
+    """NumPy's dtype of a type by the kernels' name."""
     return float_dtype(next(name for name, c in C_TYPES.items() if c == c_name))
 
 
 def _view(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """A contiguous CuPy array over memory that the caller keeps."""
+    """A contiguous CuPy array over memory that the caller owns."""
     import cupy
 
     size = int(np.prod(shape)) * dtype.itemsize
@@ -106,16 +106,16 @@ def _gemm(x: Any, w: Any, y: Any, alpha: float) -> None:
     handle = cupy.cuda.device.get_cublas_handle()
     cublas.setStream(handle, cupy.cuda.get_current_stream().ptr)
     (m, k), n = x.shape, len(w)
-    at = scalars.ctypes.data
+    factors = scalars.ctypes.data  # alpha, beta
     cublas.gemmEx(
         handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, n, m, k,
-        at, w.data.ptr, kinds[w.dtype.name], k, x.data.ptr, kinds[x.dtype.name], k,
-        at + 4, y.data.ptr, kinds[y.dtype.name], y.strides[0] // y.itemsize,
+        factors, w.data.ptr, kinds[w.dtype.name], k, x.data.ptr, kinds[x.dtype.name], k,
+        factors + 4, y.data.ptr, kinds[y.dtype.name], y.strides[0] // y.itemsize,
         cublas.CUBLAS_COMPUTE_32F, cublas.CUBLAS_GEMM_DEFAULT,
     )  # fmt: skip
 
 
-def _nothing(p: Problem) -> tuple[()]:
+def _no_config(p: Problem, rows: Sequence[int] = ()) -> tuple[()]:
     return ()
 
 
@@ -123,15 +123,16 @@ def _ranked(p: Problem) -> list[Ranked]:
     return [(None, None)]
 
 
-def _chosen(p: Problem, rows: Sequence[int]) -> tuple[None]:
-    return (None,)
+def _dequantize_templates(p: Problem, rows: Sequence[int]) -> Iterator[Template]:
+    return DEQUANTIZE_TILES.variants(p.format)
 
 
-def _no_template(p: Problem, config: None) -> Template:
-    return {}
+def _template(p: Problem, config: Template) -> Template:
+    return config
 
 
-DEQUANTIZE = Kernel(DEQUANTIZE_TILES.name, lambda p: p.format.tiled, _nothing, _ranked, _chosen, _no_template, launch)
-CUBLAS = Kernel(
-    "cublas", lambda p: p.format.plain and p.activation == "a16", _nothing, _ranked, _chosen, _no_template, launch
+# Its launches run the transform of the same name, whatever the config.
+DEQUANTIZE = Kernel(
+    DEQUANTIZE_TILES.name, _no_config, _ranked, _dequantize_templates, _template, launch, uses_exponent=True
 )
+CUBLAS = Kernel("cublas", _no_config, _ranked, _no_config, _template, launch, uses_exponent=True)

@@ -222,12 +222,6 @@ def weight_factors(p: Problem) -> tuple[float, float]:
     return 2.0 ** (tiles.level_exponent(p.format) - exponent), 2.0**exponent
 
 
-def takes(activation: str, p: Problem) -> bool:
-    """Any number of rows of x, of 16 bits for A16, whose stages fit."""
-    fits = p.x in ("half", "bf16") if activation == "a16" else p.format.integer
-    return p.format.tiled and p.sm >= 80 and fits
-
-
 def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
     """A plan for each config that fits: templates do not depend on split_k."""
     return tuple(Plan(config) for config in sm80_configs_for(kernel, p.format, p.sm))
@@ -243,10 +237,10 @@ def _template(p: Problem, plan: Plan) -> Template:
 
 
 PREFILL_SM80 = Kernel(
-    A16, partial(takes, "a16"), partial(configs, A16), partial(ranked, A16), partial(chosen, A16), _template,
-    partial(launch, A16), outs=outs,
+    A16, partial(configs, A16), partial(ranked, A16), partial(chosen, A16), _template,
+    partial(launch, A16), outs=outs, uses_exponent=True,
 )  # fmt: skip
 PREFILL_SM80_A8 = Kernel(
-    A8, partial(takes, "a8"), partial(configs, A8), partial(ranked, A8), partial(chosen, A8), _template,
+    A8, partial(configs, A8), partial(ranked, A8), partial(chosen, A8), _template,
     partial(launch, A8), reads=lambda p: (Q8_1,), takes_q8_1=True, outs=lambda x: tuple(C_TYPES),
 )  # fmt: skip

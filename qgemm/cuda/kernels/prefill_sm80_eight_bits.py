@@ -8,7 +8,7 @@ from functools import cache
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import E4M3, GROUPS, multiplies
+from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
@@ -119,12 +119,6 @@ def launch(p: Problem, plan: Plan) -> Launchable:
     return enter
 
 
-def takes(p: Problem) -> bool:
-    """Any number of rows of x, in eight bits."""
-    least = 89 if p.activation == E4M3 else 80
-    return p.format.tiled and multiplies(p.activation, p.format) and p.x == EIGHT_BITS and p.sm >= least
-
-
 def ranked(p: Problem) -> list[tuple[Plan, float]]:
     """Every plan and its predicted us, the fastest first."""
     return ranked_plans(p, fitting(p))
@@ -140,6 +134,6 @@ def _template(p: Problem, plan: Plan) -> Template:
 
 
 PREFILL_SM80_EIGHT_BITS = Kernel(
-    NAME, takes, lambda p: [Plan(config) for config in fitting(p)], ranked, chosen, _template, launch,
+    NAME, lambda p: [Plan(config) for config in fitting(p)], ranked, chosen, _template, launch,
     reads=lambda p: (EIGHT_BITS,), adds=True,
 )  # fmt: skip

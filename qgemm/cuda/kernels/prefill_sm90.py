@@ -90,13 +90,8 @@ class PrefillLaunch:
         self.enter(stream, x, w, y, bias, residual)
 
 
-def takes(p: Problem) -> bool:
-    """Any number of rows of x of 16 bits; "a8" on decoded activations."""
-    return p.format.tiled and p.x in ("half", "bf16") and 90 <= p.sm < 100
-
-
 PREFILL_SM90 = Kernel(
-    "prefill_sm90", takes, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
+    "prefill_sm90", sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
     lambda p, config: prefill_template(p.format, config, p.x), lambda p, config: PrefillLaunch(p, config).enter,
     adds=True,
 )  # fmt: skip

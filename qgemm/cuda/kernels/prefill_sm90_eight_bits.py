@@ -9,7 +9,7 @@ from math import inf
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import E4M3, GROUPS
+from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import by_tensor_map
 from qgemm.cuda.driver.workspace import address
@@ -120,12 +120,6 @@ class EightBitLaunch:
         self.enter, self.grid = prepared if p.x == EIGHT_BITS else quantizing, grid
 
 
-def takes(p: Problem) -> bool:
-    """Any number of rows of x, in integers of eight bits."""
-    known = p.activation != E4M3 and (p.x == EIGHT_BITS or quantizes(p))
-    return p.format.tiled and p.format.integer and known and 90 <= p.sm < 100
-
-
 def quantizes(p: Problem) -> bool:
     """Whether a product takes x as it is: where no CTA has more than one turn of it."""
     if p.x not in TYPES:
@@ -194,6 +188,6 @@ def chosen(p: Problem, rows: Sequence[int]) -> list[Sm90Config]:
 
 
 PREFILL_SM90_EIGHT_BITS = Kernel(
-    NAME, takes, configs, ranked, chosen, lambda p, config: template(p.format, config),
+    NAME, configs, ranked, chosen, lambda p, config: template(p.format, config),
     lambda p, config: EightBitLaunch(p, config).enter, reads=lambda p: (EIGHT_BITS,), adds=True, quantizes=quantizes,
 )  # fmt: skip

@@ -1,25 +1,25 @@
-"""The dispatch table of the GPU: which kernel computes which product. `qgemm routes` prints it."""
+"""The dispatch table of the GPU: the kernel of each product. `qgemm routes` prints it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from enum import Enum
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
 from . import gemm_sm90_s8, gemv, prefill_sm80
-from .decode import DECODE, DECODE_A8, DECODE_SLICES, sliced
-from .expert_tiles import DECODE_TILE
+from .decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES, sliced
+from .expert_tiles import DECODE_TILE, Size
 from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .kernel import Kernel, Launchable
-from .moe_decode import MOE_DECODE
-from .moe_decode_tiles import MOE_DECODE_TILES
 from .moe_prefill_sm80 import MOE_PREFILL_SM80
 from .moe_prefill_sm80 import TOKENS as EXPERT_TOKENS
 from .moe_prefill_sm90 import GROUPED_TOKENS, MOE_PREFILL_SM90
@@ -33,6 +33,7 @@ from .sm90_cost import TOKENS
 from .transforms import TRANSFORMS
 
 ANY = 1 << 62
+WGMMA = (90, 100)  # the first compute capability that has wgmma, and the first one after the last
 
 FLOAT, HALF, HALVES, WIDE = ("float",), ("half",), ("half", "bf16"), ("float", "bf16")
 MMA_TOKENS, A8_TOKENS = (
@@ -41,13 +42,13 @@ MMA_TOKENS, A8_TOKENS = (
 )
 EIGHT_BIT_TOKENS = tuple(sorted({config.tokens for config in sm80_eight_bit_configs()}))
 GEMM_TOKENS, GEMM_PAYS = (gemm_sm90_s8.TOKENS,), gemm_sm90_s8.pays
-MAX_LAUNCHES = 1024  # kept
-LARGE = 4096  # rows of x that no kernel for few takes
+MAX_LAUNCHES = 1024  # launches in the cache
+LARGE = 4096  # rows of x, too many for the decode kernels
 TYPE_NAMES = tuple(C_TYPES)
 
 
 class Formats(NamedTuple):
-    """A set of formats with the word that the table prints for it."""
+    """A set of formats, and its label in the printed table."""
 
     label: str
     holds: Callable[[Format], bool]
@@ -63,38 +64,56 @@ E4M3 = Formats("mxfp4", lambda fmt: fmt.tiled and fmt.e4m3)
 PLAIN = Formats("plain", lambda fmt: fmt.plain and fmt.levels is not None)
 
 
-class Route(NamedTuple):
-    """One row: `kernel` serves these formats, activations and types of x, up to `most` rows of x.
+class Grouping(Enum):
+    """How the rows of x of a launch meet matrices W."""
 
-    least, below: the compute capabilities from one on, and before the other. tokens: the sizes of its token tile, of
-    which the smallest that holds M is taken, or of sorted rows that of the problem; () if it has none. pays: whether a
-    problem that it could serve is worth it, where the rows below serve it as well.
+    DENSE = "every row meets all of them"
+    SLOTS = "each row meets the experts that its ids name"
+    TILES = "rows are sorted by expert, in token tiles"
+
+
+def grouping_of(p: Problem) -> Grouping:
+    """The grouping of a problem."""
+    if p.routed is None:
+        return Grouping.DENSE
+    return Grouping.TILES if p.routed.tokens else Grouping.SLOTS
+
+
+class Route(NamedTuple):
+    """One row: `kernel` serves these formats, activations and types of x, up to `max_rows` rows of x.
+
+    least, below: the first compute capability, and the first one after the last. tokens: the sizes of the kernel's
+    token tile, () if it has none; the smallest that holds M serves, or that of the problem if its rows are sorted.
+    pays: whether the kernel is worth it for a problem that rows below serve as well. note: the last column of
+    `qgemm routes`.
     """
 
     kernel: Kernel
     activations: tuple[str, ...]
     types: tuple[str, ...]
-    most: int
+    max_rows: int
     least: int
     below: int
     formats: Formats
     tokens: tuple[int, ...]
-    what: str
+    note: str
     pays: Callable[[Problem], bool] = lambda problem: True
+    grouping: Grouping = Grouping.DENSE
 
     def fits(self, p: Problem) -> bool:
         """Whether this row serves the problem."""
         return (
-            (p.routed is not None) == self.kernel.routed
-            and (p.routed is not None and p.routed.tokens > 0) == self.kernel.grouped
-            and (p.routed is None or not self.kernel.grouped or p.routed.tokens in self.tokens)
-            and p.activation in self.activations
+            grouping_of(p) is self.grouping
+            and (self.grouping is not Grouping.TILES or (p.routed or Routed()).tokens in self.tokens)
             and p.x in self.types
-            and p.m <= self.most
-            and self.runs_on(p.sm)
-            and self.formats.holds(p.format)
+            and p.m <= self.max_rows
+            and self.can_serve(p)
             and self.pays(p)
         )
+
+    def can_serve(self, p: Problem) -> bool:
+        """Whether the kernel multiplies by this format with this activation on this GPU, whatever the sizes."""
+        return p.activation in self.activations and self.runs_on(p.sm) and self.formats.holds(p.format)
 
     def tile(self, m: int) -> int:
         """The token tile for M rows of x."""
@@ -110,18 +129,18 @@ class Route(NamedTuple):
         return self.least <= sm < self.below
 
 
-ROUTES = (
-    #     kernel           act       x       m <= sm>= <    formats   tokens       what it does
+DENSE = (
+    #     kernel           act       x       m <= sm>= <    formats   tokens       note
     Route(DECODE_SLICES,   ("a16",), TYPES,  1,   80,  ANY, FEW_BITS, (1,),        "x in slices of eight bits"),
     Route(DECODE,          ("a16",), TYPES,  8,   80,  ANY, NUMBERS,  (1, 8),      "at the speed of memory"),
-    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, NUMBERS,  TOKENS,      "wgmma, from packed weights"),
+    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, *WGMMA,    NUMBERS,  TOKENS,      "wgmma, from packed weights"),
     Route(DECODE,          ("a16",), TYPES,  16,  80,  ANY, NUMBERS,  (16,),       "at the speed of memory"),
     Route(DECODE_A8,       ("a8",),  TYPES,  8,   80,  ANY, INTEGER,  (1, 8),      "the same by integer dots"),
-    Route(PREFILL_SM90,    ("a8",),  HALF,   16,  90,  100, SIXTEENS, TOKENS,      "on decoded activations"),
+    Route(PREFILL_SM90,    ("a8",),  HALF,   16,  *WGMMA,    SIXTEENS, TOKENS,      "on decoded activations"),
     Route(DECODE_A8,       ("a8",),  TYPES,  16,  80,  ANY, INTEGER,  (16,),       "the same by integer dots"),
-    Route(PREFILL_SM90,    ("a8",),  HALF,   ANY, 90,  100, INTEGER,  TOKENS,      "on decoded activations"),
+    Route(PREFILL_SM90,    ("a8",),  HALF,   ANY, *WGMMA,    INTEGER,  TOKENS,      "on decoded activations"),
     Route(DECODE,          ("a16",), HALVES, 16,  80,  ANY, CODEBOOK, (1, 8, 16),  "with levels rounded to x"),
-    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, 90,  100, CODEBOOK, TOKENS,      "wgmma, levels rounded to half"),
+    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, *WGMMA,    CODEBOOK, TOKENS,      "wgmma, levels rounded to half"),
     Route(GEMV_SIMT,       ("a16",), FLOAT,  8,   80,  ANY, CODEBOOK, gemv.TOKENS, "with exact levels"),
     Route(GEMV_SIMT,       ("a16",), TYPES,  8,   75,  80,  TILED,    gemv.TOKENS, "sums in float32 registers"),
     Route(GEMV_DP4A,       ("a8",),  TYPES,  8,   75,  80,  INTEGER,  gemv.TOKENS, "integer dots by dp4a"),
@@ -132,22 +151,42 @@ ROUTES = (
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 86,  90,  INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
-    Route(GEMM_SM90_S8,    ("a8_g256",), TYPES, ANY, 90, 100, INTEGER, GEMM_TOKENS, "half the scales", GEMM_PAYS),
-    Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 90, 100, INTEGER, tokens_of("a8_g256"), "half the scales"),
-    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "half the scales"),
-    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "half the scales"),
-    Route(GEMM_SM90_S8,    ("e4m3_g256",), TYPES, ANY, 90, 100, E4M3, GEMM_TOKENS, "of e4m3", GEMM_PAYS),
+    Route(GEMM_SM90_S8,    ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, GEMM_TOKENS, "W as bytes, wgmma", GEMM_PAYS),
+    Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, tokens_of("a8_g256"), "wgmma of bytes"),
+    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
+    Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
+    Route(GEMM_SM90_S8,    ("e4m3_g256",), TYPES, ANY, *WGMMA, E4M3, GEMM_TOKENS, "of e4m3", GEMM_PAYS),
     Route(PREFILL_SM80_EIGHT_BITS, ("e4m3_g256",), TYPES, ANY, 89, ANY, E4M3, EIGHT_BIT_TOKENS, "mma.sync of e4m3"),
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
+)  # fmt: skip
+BY_SLOTS = (
     Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, NUMBERS,  (1,),        "experts, each looked up"),
     Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
+)  # fmt: skip
+BY_TILES = (
     Route(MOE_DECODE_TILES, ("a16",), HALVES, ANY, 80, ANY, TILED,    (DECODE_TILE,), "experts, tokens sorted by them"),
-    Route(MOE_PREFILL_SM90, ("a16",), HALVES, ANY, 90, 100, TILED,    GROUPED_TOKENS, "many of them, by wgmma"),
+    Route(MOE_PREFILL_SM90, ("a16",), HALVES, ANY, *WGMMA, TILED,    GROUPED_TOKENS, "many of them, by wgmma"),
     Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 80, 90, TILED,     EXPERT_TOKENS, "many of them, by mma.sync"),
     Route(MOE_PREFILL_SM80, ("a16",), HALVES, ANY, 100, ANY, TILED,   EXPERT_TOKENS, "many of them, by mma.sync"),
 )  # fmt: skip
+ROUTES = (
+    *DENSE,
+    *(row._replace(grouping=Grouping.SLOTS) for row in BY_SLOTS),
+    *(row._replace(grouping=Grouping.TILES) for row in BY_TILES),
+)
+
+KERNELS = tuple(dict.fromkeys(row.kernel for row in ROUTES))
+SOURCES = {kernel.name: kernel.source or kernel.name for kernel in KERNELS}
+# Slots of a launch whose kernel looks experts up, and experts of a token that it sums.
+MAX_SLOTS = min(row.kernel.max_slots for row in BY_SLOTS)
+MAX_TOP_K = min(row.kernel.max_top_k for row in BY_SLOTS)
+
+
+def source_of(kernel: str) -> str:
+    """The file and entry point of a kernel, or of a transform, by its name."""
+    return SOURCES.get(kernel, kernel)
 
 
 def route(p: Problem) -> Route:
@@ -162,6 +201,24 @@ def route(p: Problem) -> Route:
     )
 
 
+def can_serve(kernel: Kernel, p: Problem) -> bool:
+    """Whether a kernel multiplies by this format with this activation on this GPU, whatever the sizes."""
+    return any(row.kernel is kernel and row.can_serve(p) for row in ROUTES)
+
+
+def sorts(x: str, sm: int) -> bool:
+    """Whether a kernel of sorted rows reads x of this type on this GPU."""
+    return any(row.runs_on(sm) and x in row.types for row in BY_TILES)
+
+
+def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: int) -> int:
+    """Rows of a token tile if sorting the slots by expert pays, else 0."""
+    for row in BY_TILES:
+        if row.kernel.token_tile is not None and row.runs_on(sm):
+            return row.kernel.token_tile(sizes, slots, experts, sms, sm)
+    return 0
+
+
 @lru_cache(maxsize=MAX_LAUNCHES)
 def launch(kernel: Kernel, p: Problem) -> Launchable:
     """The launch of a kernel for a problem, by the config that the kernel ranks first; kept."""
@@ -174,35 +231,45 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
     for transform in TRANSFORMS:
         if transform.takes is not None and transform.takes(fmt):
             yield from ((transform.name, template) for template in transform.variants(fmt))
-    yield from gemm_sm90_s8.variants(fmt, sm)
-    found: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
+    yield from extra_units(fmt, sm)
+    templates: dict[Any, tuple[str, Template]] = {}  # two rows may ask for the same
     for row in ROUTES:
         if row.formats.holds(fmt) and row.runs_on(sm):
             for template in _templates(row, fmt, sm):
-                found.setdefault((row.kernel.name, *template.values()), (row.kernel.name, template))
-    yield from found.values()
+                templates.setdefault((row.kernel.name, *template.values()), (row.kernel.name, template))
+    yield from templates.values()
+
+
+def extra_units(
+    fmt: Format | None, sm: int, activations: Collection[str] = tuple(GROUPS)
+) -> Iterator[tuple[str, Template]]:
+    """The (kernel, template) pairs that launches on this GPU need beside those of configs; None: without a format."""
+    for kernel in KERNELS:
+        if any(row.kernel is kernel and row.runs_on(sm) and (fmt is None or row.formats.holds(fmt)) for row in ROUTES):
+            yield from kernel.extra_units(fmt, sm, activations)
 
 
 def _templates(row: Route, fmt: Format, sm: int) -> Iterator[Template]:
-    """Templates of a route's problems of every size; a type of x only where the route is the first to serve it."""
+    """Templates for a route's problems of all sizes, for the types of x that no earlier route serves."""
     kernel, (activation,) = row.kernel, row.activations
     for tokens, x in product(row.tokens, row.types):
-        routed = Routed(tokens=tokens if kernel.grouped else 0) if kernel.routed else None
+        of_tiles = tokens if row.grouping is Grouping.TILES else 0
+        routed = None if row.grouping is Grouping.DENSE else Routed(tokens=of_tiles)
         p = Problem(fmt, activation, tokens, 1, 1, sm, x, routed=routed)
-        # The tile's own number of rows, and the most of the route, where that is the tile for it.
-        most = min(row.most, LARGE)
-        sizes = (tokens, most) if most > row.tokens[-1] or row.tile(most) == tokens else (tokens,)
+        # The tile's own number of rows, and the largest number of the route if that has this tile.
+        max_rows = min(row.max_rows, LARGE)
+        sizes = (tokens, max_rows) if max_rows > row.tokens[-1] or row.tile(max_rows) == tokens else (tokens,)
         if not any(route(p._replace(m=m)) is row for m in sizes):
             continue
         for source in kernel.reads(p):
             for out in kernel.outs(source) or TYPE_NAMES[:1]:
-                for asked in kernel.forms(p._replace(x=source, outputs=(Output(1, out),))):
-                    yield from (kernel.template(asked, config) for config in kernel.configs(asked))
+                for form in kernel.forms(p._replace(x=source, outputs=(Output(1, out),))):
+                    yield from (kernel.template(form, config) for config in kernel.configs(form))
 
 
 def common_variants(sm: int) -> Iterator[tuple[str, Template]]:
     """Every (kernel, template) that knows no format, on this GPU."""
-    yield from gemm_sm90_s8.common_variants(sm)
+    yield from extra_units(None, sm)
     for transform in TRANSFORMS:
         if transform.takes is None:
             yield from ((transform.name, template) for template in transform.variants())

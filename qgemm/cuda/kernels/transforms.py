@@ -17,24 +17,24 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.layout.group_activations import byte_template
 from qgemm.cuda.problem import TYPES
 
-PLANES_THREADS = 256  # of a CTA that quantizes to flat bit planes, or decodes them
-ENCODE_THREADS = 256  # of a CTA that encodes
-GATHER_THREADS = 128  # of a CTA that decodes rows by their index
-GROUPS_TOKENS = 4  # that a thread of "quantize_activations_groups" loads at a time: one is half as fast
-SORT_THREADS = 512  # of a CTA that sorts ids of experts and rows of x
-MOE_THREADS: Template = {"THREADS": 128}  # of a CTA that adds up rows of experts
+PLANES_THREADS = 256  # threads of a CTA that quantizes to flat bit planes, or decodes them
+ENCODE_THREADS = 256  # threads of a CTA that encodes
+GATHER_THREADS = 128  # threads of a CTA that decodes rows by their index
+GROUPS_TOKENS = 4  # tokens that a thread of quantize_activations_groups loads at a time: one is half as fast
+SORT_THREADS = 512  # threads of a CTA that sorts ids of experts and rows of x
+MOE_THREADS: Template = {"THREADS": 128}  # threads of a CTA that adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
-# What such a CTA finds: sums of the squares of the error and of the values, and the first block that is refused.
+# The result of an encoding CTA: sums of squares of errors and of values, and the first block that is refused.
 ENCODE_STATS = np.dtype(EncodeStats)
 
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """One kernel that multiplies nothing.
+    """One kernel that does not multiply.
 
-    name: of its file and its entry point. types: those of its arrays, and constants of any format, a variant each.
-    takes: whether it is for a format; None for kernels that know no format. constants: format -> the rest of its
-    template.
+    name: the name of its file and of its entry point. types: for each variant, the types of its arrays and constants
+    that do not depend on a format. takes: whether it serves a format; None for kernels that know no format. constants:
+    format -> the rest of its template.
     """
 
     name: str
@@ -60,27 +60,27 @@ def _tiled(fmt: Format) -> bool:
 
 
 def encodes(fmt: Format) -> bool:
-    """Whether `encode` makes blocks of a format: four lanes have the 32 weights of one, as integers with scales."""
+    """Whether `encode` writes blocks of a format: four lanes have the 32 weights of a block, integers with scales."""
     return _coded(fmt) and fmt.weights == 32 and fmt.encoding.weighted is None
 
 
 def encodes_planes(fmt: Format) -> bool:
-    """Whether `quantize_codebook` makes blocks of a format, and `dequantize_codebook` values of its parts."""
+    """Whether `quantize_codebook` writes blocks of a format, and `dequantize_codebook` decodes its parts."""
     return fmt.tile.bit_planes and fmt.stored_in_parts
 
 
 def encodes_groups(fmt: Format) -> bool:
-    """Whether `encode_groups` does: where a block has several groups or an encoder for an importance."""
+    """Whether `encode_groups` writes blocks of a format: they have several groups, or an encoder with importance."""
     return _coded(fmt) and (fmt.weights > fmt.group or fmt.encoding.weighted is not None)
 
 
 def encodes_weighted(fmt: Format) -> bool:
-    """Whether it takes an importance."""
+    """Whether `encode_groups` has a variant with importance."""
     return _coded(fmt) and fmt.encoding.weighted is not None
 
 
 def _coded(fmt: Format) -> bool:
-    """Whether a format of the registry's own has integer codes in slots, and an encoder."""
+    """Whether a format of the registry, not of a family, has integer codes in slots, and an encoder."""
     return bool(fmt.tile.slots) and fmt.integer and fmt.encode is not None and not fmt.family
 
 
@@ -101,12 +101,12 @@ def _encoder(fmt: Format) -> Template:
 
 
 def groups_template(activation: str) -> Template:
-    """What quantize_activations_groups is compiled with for an activation of GROUPS, besides the type of x."""
+    """The template of quantize_activations_groups for an activation of GROUPS, without the type of x."""
     return {**byte_template(activation), "TOKENS": GROUPS_TOKENS, "GROUP": GROUPS[activation]}
 
 
 def blocks_per_warp(fmt: Format) -> int:
-    """Blocks that a warp encodes at a time: at least one of each lane."""
+    """Blocks that a warp encodes at a time: at least one for each lane."""
     return max(BLOCKS_PER_WARP, 32 * fmt.group // fmt.weights) if encodes_groups(fmt) else BLOCKS_PER_WARP
 
 
@@ -127,7 +127,7 @@ DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
 QUANTIZE_ACTIVATIONS_GROUPS = Transform(
     "quantize_activations_groups",
-    tuple({**each, **groups_template(activation)} for each in IN for activation in GROUPS),
+    tuple({**source, **groups_template(activation)} for source in IN for activation in GROUPS),
 )
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
