@@ -307,7 +307,7 @@ def run_gpu(args: argparse.Namespace) -> int:
 def weight_formats() -> list[Format]:
     """The block formats with a kernel, except that of activations and kbit formats whose absmax is not E4M4."""
     tiled = (fmt for fmt in FORMATS.values() if fmt.tiled and fmt is not Q8_1)
-    tiled = (fmt for fmt in tiled if not (fmt.bit_planes and fmt.scale_fields))
+    tiled = (fmt for fmt in tiled if not (fmt.tile.bit_planes and fmt.scale_fields))
     return [fmt for fmt in tiled if any(served(fmt, activation) for activation in ACTIVATIONS)]
 
 

@@ -109,7 +109,7 @@ def jobs(fmt: Format, shape: tuple[int, int], options: Options) -> Iterator[Job]
     """The comparisons for one format; UnsupportedError if K does not fit it."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(shape, dtype=np.float32)
-    encodes = fmt.encode is not None and not fmt.needs_importance
+    encodes = fmt.encode is not None and not fmt.encoding.needs_importance
     w = quantize(weights, fmt) if encodes else Tensor(fmt, shape, random_blocks(fmt, *shape, rng))
     packed = w.blocks.view(np.uint8)
     least = 0.0 if fmt.plain else 1.0

@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
     def x(self) -> Any:
         """Normal weights [N, K]."""
-        size = GRID_WEIGHTS if self.fmt.grid is not None else SEARCHED_WEIGHTS if searched(self.fmt) else WEIGHTS
+        size = GRID_WEIGHTS if self.fmt.tile.grid is not None else SEARCHED_WEIGHTS if searched(self.fmt) else WEIGHTS
         return 0.02 * np.random.default_rng(0).standard_normal((size // K, K), np.float32)
 
     def importance(self) -> Any:
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
     def goal(self) -> float:
         """The least speed a thread over ggml's; 0 where there is no goal."""
-        if self.fmt.grid is not None:
+        if self.fmt.tile.grid is not None:
             return ENCODE_OVER_GGML_GRIDS
         return ENCODE_OVER_GGML if self.format in FITTED else 0.0
 
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 def cases(names: Sequence[str]) -> list[Case]:
     """The cases: with an importance matrix if the format uses it, without if the format does not require it."""
     every = (Case(name, imatrix) for name in names for imatrix in (False, True))
-    return [case for case in every if (searched(case.fmt) if case.imatrix else not case.fmt.needs_importance)]
+    return [case for case in every if (searched(case.fmt) if case.imatrix else not case.fmt.encoding.needs_importance)]
 
 
 def ours() -> Callable[[Case], Calls]:

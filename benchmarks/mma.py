@@ -10,7 +10,7 @@ from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import quantize_launch
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.routes import launch
-from qgemm.cuda.layout.activations import nbytes
+from qgemm.cuda.layout.q8_1_k_blocks import nbytes
 from qgemm.cuda.problem import C_TYPES, Q8_1, Output
 from qgemm.cuda.tensor import DeviceTensor
 

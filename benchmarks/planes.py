@@ -29,7 +29,7 @@ def rows(stream: Any, formats: Sequence[Format], rotate: int) -> Iterator[Row]:
 
     noise = cupy.asarray(np.random.default_rng(0).standard_normal(NOISE, np.float32))
     for fmt in formats:
-        if not fmt.bit_planes:
+        if not fmt.tile.bit_planes:
             continue
         for name in C_TYPES:
             values = cupy.resize(noise.astype(float_dtype(name)), SHAPE)

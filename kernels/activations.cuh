@@ -1,5 +1,5 @@
-// Quantized activations (qgemm::Activations of host.cuh): their order is that of the weights' codes,
-// qgemm/cuda/layout/activations.py.
+// Quantized activations (qgemm::Activations of host.cuh), in the order of the weights' codes:
+// qgemm/cuda/layout/q8_1_k_blocks.py.
 #pragma once
 
 #include "host.cuh"
@@ -7,13 +7,13 @@
 
 namespace qgemm {
 
-// Where column `column` of a block lies among its codes.
+// The index of column `column` among the codes of a block.
 __device__ inline int code_offset(int column) {
     const int step = column / 16, half_step = column / 8 % 2, t = column / 2 % 4, odd = column % 2;
     return 8 * t + 4 * step + half_step + 2 * odd;
 }
 
-// Whether x comes as quantized activations.
+// Whether x is quantized activations.
 template <class In>
 constexpr bool PREPARED = false;
 template <>

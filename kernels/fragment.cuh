@@ -1,30 +1,29 @@
-// What a kernel asks of a format: codes, scales and minimums, in the order in which a lane feeds operand A.
+// The interface of a format's struct: codes, scales and minimums in the order of tensor core operand A.
 //
 // Lane 4 g + t (g in 0..7, t in 0..3) holds rows g and g + 8 and columns 2t, 2t + 1, 2t + 8, 2t + 9 of a step, which is
 // 16 x 16 weights. `codes` are the words of one lane and k_block; qgemm/cuda/layout/tile.py has their order.
-//   fragment(codes, step)    levels q - zero of the lane's eight weights, exact as halves
+//   fragment(codes, step)    levels (q - zero) of the lane's eight weights, exact halves
 //   codes_f16(codes, step)   (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves, in row g + 8 times 2^HIGH_ROW_SHIFT:
-//                            codes as their bits stand, for tensor cores, with the zero not yet subtracted
+//                            masked codes for tensor cores, with the zero not yet subtracted
 //   bytes(codes, step)       level + ZERO as bytes, columns 2t, 2t + 8, 2t + 1, 2t + 9 of row g, then of row g + 8
-//   scale(m16, g, index), minimum(m16, g, index)   of rows g and g + 8 of 16-row group m16; index counts groups of
+//   scale(m16, g, index), minimum(m16, g, index)   for rows g and g + 8 of 16-row group m16; index counts groups of
 //                            GROUP_SIZE weights along the tile
 //   place_bytes(first, second, codes, pair)   (level + CODE_BIAS) * 2^slice_shift(step) of two steps as bytes in the
-//                            order of bytes(), in row g + 8 times 2^HIGH_ROW_SHIFT: a mask each, where codes have few
-//                            bits
-//   placed_codes(k_block, m16, lane)          the codes for it
-//   sub_scale_bytes(m16, g, k_block, odd)     the integers by which a super-block's scale is multiplied, times
-//                            2^SUB_SHIFT, as signed bytes: of row g for an even (odd) step of each pair, then of row g
-//                            + 8
+//                            order of bytes(), in row g + 8 times 2^HIGH_ROW_SHIFT: one mask per row where codes have
+//                            few bits
+//   placed_codes(k_block, m16, lane)          the codes for place_bytes
+//   sub_scale_bytes(m16, g, k_block, odd)     the integer factors of a super-block's scale, times 2^SUB_SHIFT, as
+//                            signed bytes: row g in the even (odd) step of each pair, then row g + 8
 // w = scale * level + minimum.
 // SCALE_FACTORS: 1 if scales and minimums are halves, half_scale(m16, g, index) and half_minimum, or with GROUP_ZERO
-// -half_scale times half_zero; 2 if they are the products of halves and integers, sub_scale(m16, g, index, unit) and
-// sub_minimum, given in a unit; 3 if scales have no more bits than a half, but another range; 0 otherwise.
+// -half_scale times half_zero; 2 if they are products of these halves and integers, sub_scale(m16, g, index, unit) and
+// sub_minimum, times a unit; 3 if scales have no more bits than a half, but another range; 0 otherwise.
 // SUPER_BLOCK with minimums: super_minimum(m16, g) in float, sub_minimums(pairs, m16, g, pair) of two groups as bf16.
-// TABLE_BYTES != 0: levels come from a table in shared memory (codes/codebook.cuh). codes_f16 and fragment are the same
-// then, rounded to what the table holds; levels(codes, step) are floats, exact.
-// OWNS_COLUMNS: a k_block also has owned(m16, lane), codes of columns 4t to 4t + 3 of each step instead, which cost
-// less where x need not lie in the order of columns. codes_f16 takes either.
-// SCALES_ONCE: decoding a scale takes more than a load, so the lanes of a quad decode them for each other.
+// TABLE_BYTES != 0: levels come from a table in shared memory (codes/codebook.cuh). Then codes_f16 and fragment both
+// return entries of the table, which may be rounded; levels(codes, step) returns exact floats.
+// OWNS_COLUMNS: a k_block also has owned(m16, lane), codes of columns 4t to 4t + 3 of each step, which are cheaper to
+// decode where x need not lie in the order of columns. codes_f16 accepts both.
+// SCALES_ONCE: decoding a scale costs more than a load, so the lanes of a quad decode scales for each other.
 #pragma once
 
 #include "types.cuh"
@@ -42,6 +41,12 @@ struct FloatFragment {
 struct Bytes {
     u32 row[2];  // rows g and g + 8, four codes each
 };
+
+// Whether the fields of a lane's codes have these bits of a code, the field of the lowest bits first.
+template <class Codes>
+__device__ constexpr bool code_bits_are(int low, int high = 0, int top = 0) {
+    return Codes::LOW_BITS == low && Codes::HIGH_BITS == high && Codes::TOP_BITS == top;
+}
 
 __device__ inline half2 as_half2(u32 bits) { return *reinterpret_cast<half2*>(&bits); }
 
@@ -63,7 +68,7 @@ __device__ inline half2 numbers_from(u32 bytes, int zero, half2 unit) {
     return __hfma2(as_half2(bytes | 0x64006400), unit, none);
 }
 
-// Two codes below 128 minus zero, as bf16: 0x4300 is 128 in bf16, whose last place is 1.
+// Two codes below 128, minus zero, as bf16: 0x4300 is 128 in bf16, whose last place is 1.
 __device__ inline u32 bf16_numbers(u32 codes, int zero) {
     const u32 bits = codes | 0x43004300;
     const __nv_bfloat162 numbers =
@@ -88,7 +93,7 @@ __device__ inline Fragment bf16_levels(const Codes& codes, int step) {
     if constexpr (Format::TABLE_BYTES != 0) {
         return Format::levels_bf16(codes, step);
     } else {
-        // Codes below 128: of eight bits bytes() subtracts 128 beside the zero, to have a sign.
+        // Codes below 128; ZERO < 0 marks bytes of eight-bit codes, from which 128 is subtracted.
         constexpr bool SMALL = !Format::CODES_ARE_LEVELS && Format::CODE_BIAS < 128 && Format::ZERO >= 0;
         constexpr int BIT = 24 - Format::CODE_EXPONENT;  // the lowest bit of a code
         Fragment f = SMALL ? Format::codes_f16(codes, step) : Format::fragment(codes, step);
@@ -106,27 +111,27 @@ __device__ inline Fragment bf16_levels(const Codes& codes, int step) {
     }
 }
 
-// An operand A all of whose codes are `code`, in the form of codes_f16: its product with x subtracts the zero.
+// An operand A with `code` for every weight, in the form of codes_f16: its product with x subtracts the zero.
 __device__ inline Fragment constant_f16(int code, int shift) {
     const u32 sign = code < 0 ? 0x80008000 : 0, bits = 0x00010001 * (code < 0 ? -code : code);
     const half2 low = as_half2(sign | bits), high = as_half2(sign | bits << shift);
     return {low, high, low, high};
 }
 
-// Fill the table of a codebook's levels, if there is one: the first threads of the CTA store. No barrier.
+// Fills the table of a codebook's levels, if there is one, by the first threads of the CTA. No barrier.
 template <class Format, class T, int THREADS>
 __device__ inline void fill_table(int exponent) {
     if constexpr (Format::TABLE_BYTES != 0) Format::template fill_table<T, THREADS>(exponent);
 }
 
-// The same by all threads of the CTA, with the barrier.
+// Fills the table and waits at a barrier; all threads of the CTA take part.
 template <class Format, class T, int THREADS>
 __device__ inline void share_table(int exponent) {
     fill_table<Format, T, THREADS>(exponent);
     if (Format::TABLE_BYTES != 0) __syncthreads();
 }
 
-// Whether a format's minimum is its scale or minus its scale: it says so by MINIMUM_IS_SCALE.
+// Whether a format's minimum is plus or minus its scale: such formats define DELTA.
 template <class Format, class = void>
 constexpr bool MINIMUM_IS_SCALE = false;
 template <class Format>
@@ -135,7 +140,7 @@ constexpr bool MINIMUM_IS_SCALE<Format, decltype(void(Format::DELTA))> = true;
 // w = scale * level + minimum with two roundings, as ggml and NumPy compute it: no fused multiply-add.
 template <class Format>
 __device__ float weight(float level, float scale, float minimum) {
-    if constexpr (MINIMUM_IS_SCALE<Format>) {  // exact, and an infinite scale meets no level of 0
+    if constexpr (MINIMUM_IS_SCALE<Format>) {  // exact, and no infinite scale meets a level of 0
         const bool minus = (__float_as_uint(scale) ^ __float_as_uint(minimum)) >> 31;
         return __fmul_rn(scale, level + (minus ? -Format::DELTA : Format::DELTA));
     }

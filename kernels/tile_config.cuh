@@ -6,7 +6,7 @@
 
 namespace qgemm {
 
-// Config (Format, KBlock, K_BLOCKS) with the tile of its format, and which of a tile's scales a step of 16 columns has.
+// Config (Format, KBlock, K_BLOCKS) with the tile of its format and the index of the scale of a step of 16 columns.
 template <class Base>
 struct TileConfig : Base {
     using TileFormat = typename Base::template Format<WARPS>;
@@ -17,13 +17,13 @@ struct TileConfig : Base {
     };
     static constexpr int TILE_COLUMNS = Base::K_BLOCKS * K_BLOCK, K_BLOCK_STEPS = K_BLOCK / 16;
     static constexpr int GROUP_SIZE = TileFormat::GROUP_SIZE;      // weights that share a scale
-    static constexpr int SCALE_STEPS = GROUP_SIZE / 16;            // steps that share one
+    static constexpr int SCALE_STEPS = GROUP_SIZE / 16;            // steps that share a scale
     static constexpr int TILE_SCALES = TILE_COLUMNS / GROUP_SIZE;  // scales of a row in a tile
     static constexpr int K_BLOCKS_PER_SCALE = GROUP_SIZE > K_BLOCK ? GROUP_SIZE / K_BLOCK : 1;
-    static constexpr int K_BLOCK_SCALES = GROUP_SIZE < K_BLOCK ? K_BLOCK / GROUP_SIZE : 1;  // 1 where a group is longer
+    static constexpr int K_BLOCK_SCALES = GROUP_SIZE < K_BLOCK ? K_BLOCK / GROUP_SIZE : 1;  // 1 for longer groups
     static_assert(GROUP_SIZE % 16 == 0 && TILE_COLUMNS % GROUP_SIZE == 0, "a tile holds whole groups of whole steps");
 
-    // k_block: of the tile.
+    // k_block: its number in the tile.
     __device__ static constexpr int scale_index(int k_block, int step) {
         return k_block / K_BLOCKS_PER_SCALE * K_BLOCK_SCALES + step / SCALE_STEPS;
     }

@@ -6,7 +6,7 @@
 
 #include "ptx/rcp.cuh"
 
-// Where a member lies, as a constant. The built-in is not in NVRTC 12, its front end's own is in no host compiler.
+// The offset of a member, as a constant. NVRTC 12 lacks the built-in, host compilers lack __INTADDR__.
 #ifdef __CUDACC_RTC__
 #define OFFSET_OF(type, member) __INTADDR__(&static_cast<type*>(nullptr)->member)
 #else
@@ -42,13 +42,13 @@ __device__ inline bf16 from_float<bf16>(float value) {
     return __float2bfloat16_rn(value);
 }
 
-// 1 / value, one place off at most.
+// 1 / value, off by at most one place.
 __device__ inline float reciprocal(float value) { return rcp_approx_ftz(value); }
 
 // 2^e, e in -126..127.
 __device__ inline float two_to(int e) { return __int_as_float((e + 127) << 23); }
 
-// Copy N words that are aligned to their size in one load.
+// Copies N words, aligned to their total size, in one load.
 template <int N>
 __device__ inline void load_words(u32* to, const u32* from);
 template <>

@@ -191,7 +191,7 @@ def quantize_activations(x: Any, activation: Activation = "a8") -> Any:
 
     activation: "a8", Q8_1 blocks along K, "a8_g256", codes of eight bits with a scale a group of 256
     columns, or "e4m3_g256", e4m3 floats with one. NaN and infinity become NaN in the outputs of their own row. On
-    the CPU the result is a Tensor, with scales and sums in float32 (qgemm/codec/activations.py, group_activations.py);
+    the CPU the result is a Tensor, with scales and sums in float32 (qgemm/codec/q8_1_f32.py, group_activations.py);
     blocks for a file are those of `quantize(x, "q8_1")`, which multiply too.
     """
     if activation not in KINDS[1:]:

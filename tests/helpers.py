@@ -57,8 +57,8 @@ def tame(fmt: Format, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarra
                 blocks[name] = rng.uniform(0, fmt.code_range[1], blocks.shape).astype(np.float16)
         elif fmt.dtype[name].kind == "f":
             blocks[name] = rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16)
-        elif name in fmt.ordinary:
-            blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
+        elif name in fmt.encoding.ordinary:
+            blocks[name] = rng.integers(*fmt.encoding.ordinary[name], blocks[name].shape)
     if fmt.scatter_scale is not None:
         fmt.scatter_scale(blocks, rng.uniform(-0.05, 0.05, blocks.shape).astype(np.float16))
     if fmt.family == "f8":  # codes of NaN and infinity
@@ -82,7 +82,7 @@ def set_scales(fmt: Format, blocks: np.ndarray, scale: float) -> None:
 def bytes_as_blocks(fmt: Format, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Blocks of random bytes; of digits to the base 3 the ones that encoders write, which tiles give back."""
     raw = np.frombuffer(rng.bytes(int(np.prod(shape)) * fmt.block_bytes), fmt.dtype).reshape(shape)
-    return raw if fmt.digits is None else fmt.digits.canonical(raw)
+    return raw if fmt.tile.digits is None else fmt.tile.digits.canonical(raw)
 
 
 def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -198,12 +198,12 @@ def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.T
     return prepared, y
 
 
-def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
+def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor, levels_first: bool = False) -> None:
     """Integer dots on either side, also where x is extreme: finite, and off by what float32 sums of the terms are.
 
-    Twice that, since kernels take codes that are not yet relative to their zero, in parts.
+    Twice that, since kernels sum the products of codes and of their zero apart, unless levels_first (a8_exact).
     """
-    want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks)
+    want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks, levels_first=levels_first)
     assert np.isfinite(got).all()
     assert excess(got.astype(np.float64), want, 2 * bound) <= 1
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.cuda.layout import activations
+from qgemm.cuda.layout import q8_1_k_blocks
 
 
 def in_k_blocks(blocks):
     """Blocks [m, k / 32] -> device activations [k / 64, m], the codes of a lane side by side; zeros beyond k."""
     m, count = blocks.shape
-    padded = np.zeros((m, -(-count // activations.BLOCKS) * activations.BLOCKS), blocks.dtype)
+    padded = np.zeros((m, -(-count // q8_1_k_blocks.BLOCKS) * q8_1_k_blocks.BLOCKS), blocks.dtype)
     padded[:, :count] = blocks
-    found = np.zeros((m, padded.shape[1] // activations.BLOCKS), activations.DTYPE)
-    found["qs"] = padded["qs"].reshape(*found["qs"].shape)[..., activations.ORDER]
+    found = np.zeros((m, padded.shape[1] // q8_1_k_blocks.BLOCKS), q8_1_k_blocks.DTYPE)
+    found["qs"] = padded["qs"].reshape(*found["qs"].shape)[..., q8_1_k_blocks.ORDER]
     for i, name in enumerate("ds"):
-        found["ds"][..., i] = padded[name].reshape(*found.shape, activations.BLOCKS)
+        found["ds"][..., i] = padded[name].reshape(*found.shape, q8_1_k_blocks.BLOCKS)
     return found.T

@@ -1,6 +1,6 @@
 """The one place that draws test data: formats, blocks, rows, matrices and problems.
 
-Values are drawn from three sources, since each finds what the others miss: the float16 grid (ties are common and
+Values are drawn from three sources, since each finds errors that the others miss: the float16 grid (ties are common and
 1 / d stays finite), a format's own grid, and raw bytes.
 """
 
@@ -29,10 +29,10 @@ GGML_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt.ggml_type is not None]
 CODES = [fmt for fmt in FORMATS if fmt.integer]
 INTEGER = [fmt for fmt in CODES if fmt.code_fields]
 CODEBOOKS = [fmt for fmt in FORMATS if fmt.needs_table]
-# Of values alone; formats that need an importance are encoded in tests of their own.
-ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None and not fmt.needs_importance]
+# Encoded from values alone; formats that need an importance have tests of their own.
+ENCODED = [fmt for fmt in FORMATS if fmt.encode is not None and not fmt.encoding.needs_importance]
 ENCODED_BLOCKS = [fmt for fmt in BLOCK_FORMATS if fmt in ENCODED]
-GRIDS = [fmt for fmt in FORMATS if fmt.grid is not None]
+GRIDS = [fmt for fmt in FORMATS if fmt.tile.grid is not None]
 TILED = [fmt for fmt in FORMATS if fmt.tiled]
 # With the formats of tests, which have no kernels of the library.
 EVERY = FORMATS + TEST_FORMATS
@@ -43,7 +43,7 @@ EVERY_ENCODED = ENCODED + TEST_FORMATS
 EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS
 EVERY_TILED = TILED + TEST_FORMATS
 EVERY_GROUP = [format_of(name) for name in REPRESENTATIVES]  # which stand for the family of group formats
-# Of other families one each, besides: what FORMATS does not list and kernels multiply.
+# And one member of each other family: formats that FORMATS does not list and kernels multiply.
 EVERY_UNLISTED = [*EVERY_GROUP, *map(format_of, ("f8_e4m3_g128", "s7_1of2", "kbit4_f32"))]
 EDGES = sm90_cost.TOKENS
 PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
@@ -53,13 +53,13 @@ each_product = pytest.mark.parametrize(
 gpu_settings = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def each(formats: list[Format]):
+def over_formats(formats: list[Format]):
     """Parametrise a test over formats, by name."""
     return pytest.mark.parametrize("fmt", formats, ids=lambda fmt: fmt.name)
 
 
 def by_turns(choices: Sequence[T], fmt: Format, formats: list[Format]) -> T:
-    """One of the choices: the next format has the next one. For what a kernel is compiled for."""
+    """The choice of a format, in rotation: tests of all formats compile a kernel for all choices."""
     return choices[formats.index(fmt) % len(choices)]
 
 
@@ -87,16 +87,16 @@ def raw_blocks(draw: st.DrawFn, fmt: Format, shape: tuple[int, ...]) -> np.ndarr
 
 
 @st.composite
-def blocks(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
+def blocks(draw: st.DrawFn, fmt: Format, max_count: int = 40) -> np.ndarray:
     """Blocks [n] of random bytes."""
-    return raw_blocks(draw, fmt, (draw(st.integers(1, most)),))
+    return raw_blocks(draw, fmt, (draw(st.integers(1, max_count)),))
 
 
 @st.composite
-def values(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
+def values(draw: st.DrawFn, fmt: Format, max_count: int = 40) -> np.ndarray:
     """Values [n, weights] float32 that the format can hold: float16 grid, its own grid, constants, mixed scales."""
     rng = draw(seeds())
-    n = draw(st.integers(1, most))
+    n = draw(st.integers(1, max_count))
     kind = draw(st.sampled_from(("half", "small integers", "own grid", "zeros", "constant", "outlier", "tiny")))
     shape = (n, fmt.weights)
     if kind == "half":
@@ -113,8 +113,8 @@ def values(draw: st.DrawFn, fmt: Format, most: int = 40) -> np.ndarray:
         x = rng.standard_normal(shape) * np.where(rng.random(shape) < 0.05, 1000.0, 1.0)
     else:
         x = rng.standard_normal(shape) * 2.0 ** rng.integers(-149, -120, shape)
-    most = np.nextafter(np.float32(fmt.limit), np.float32(0))
-    return np.clip(np.asarray(x, np.float32), -most, most)
+    limit = np.nextafter(np.float32(fmt.encoding.limit), np.float32(0))
+    return np.clip(np.asarray(x, np.float32), -limit, limit)
 
 
 @st.composite

@@ -11,13 +11,13 @@ from helpers import exact, extreme, normal, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from q8_1_blocks import in_k_blocks
-from strategies import EVERY_CODES, each, problems
+from strategies import EVERY_CODES, over_formats, problems
 
 import qgemm
-from qgemm.codec import activations
-from qgemm.codec.activations import scale_and_sum, to_half_precision
+from qgemm.codec import q8_1_f32
 from qgemm.codec.error_bound import LARGEST, U, gamma, magnitudes
 from qgemm.codec.format import float_dtype
+from qgemm.codec.q8_1_f32 import scale_and_sum, to_half_precision
 from qgemm.cpu import reference as cpu
 from qgemm.cuda.activations import DeviceActivations
 
@@ -86,7 +86,7 @@ def rounding_bound(x: np.ndarray, w: qgemm.Tensor, size: np.ndarray) -> np.ndarr
     return (0.5 + 2.0**-15) * (steps @ weights.T) + 2.0**-11 * (1 + 2.0**-9) * size + decoding
 
 
-@each(EVERY_CODES)
+@over_formats(EVERY_CODES)
 @given(data=st.data())
 def test_a8_against_its_formula_in_exact_integers(fmt, data):
     """And x that was prepared gives the same bits."""
@@ -102,7 +102,7 @@ def test_a8_against_its_formula_in_exact_integers(fmt, data):
 # ---------------------------------------------------------------- any magnitude
 
 
-@each(EVERY_CODES)
+@over_formats(EVERY_CODES)
 @pytest.mark.parametrize("m", [7, 65])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_x_of_any_magnitude(fmt, m, dtype):
@@ -120,7 +120,7 @@ def test_x_of_any_magnitude(fmt, m, dtype):
     assert (np.abs(y - exact(wide, w)) <= bound + rounding_bound(wide, w, size)).all()
 
 
-@each(EVERY_CODES)
+@over_formats(EVERY_CODES)
 @pytest.mark.parametrize("m", [3, 65])
 def test_no_term_overflows_where_y_is_finite(fmt, m):
     """The largest float32 in x, alone in a block, all over a block, and beside ordinary numbers; W is small."""
@@ -195,7 +195,7 @@ def test_prepared_activations_are_not_for_files(tmp_path):
 # ---------------------------------------------------------------- many rows
 
 
-@each(EVERY_CODES)
+@over_formats(EVERY_CODES)
 @pytest.mark.parametrize("m", [64, 65, 200])
 def test_many_rows_by_the_float_road_equal_the_integer_road(fmt, m, monkeypatch):
     w, x = random_tensor(fmt, 70, 768, np.random.default_rng(3)), normal(m, 768)
@@ -231,5 +231,5 @@ def test_blocks_of_a_device_are_those_of_the_host():
     library = SimpleNamespace(pointer=id, host=lambda data: np.frombuffer(data, np.uint8))
     data = in_k_blocks(blocks).tobytes()
     unpacked = DeviceActivations((len(blocks), 96), data, None, "float32", library).blocks()
-    assert unpacked.dtype == activations.DTYPE
+    assert unpacked.dtype == q8_1_f32.DTYPE
     assert unpacked.tobytes() == blocks.tobytes()

@@ -7,7 +7,7 @@ import pytest
 from helpers import exact, normal, prepared_product, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import EVERY_CODES, each, problems
+from strategies import EVERY_CODES, over_formats, problems
 
 import qgemm
 from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
@@ -22,7 +22,7 @@ def weights_of(w: qgemm.Tensor):
     return eight_bits(w.format, w.blocks, w.shape[1])
 
 
-@each(EVERY_CODES)
+@over_formats(EVERY_CODES)
 @settings(max_examples=4)
 @given(data=st.data())
 def test_product_is_the_formula_in_exact_integers(fmt, data):
@@ -31,7 +31,7 @@ def test_product_is_the_formula_in_exact_integers(fmt, data):
     assert excess(y, *a8_g256_exact(prepared.blocks, weights_of(w))) <= 1
 
 
-@each(EVERY_CODES)
+@over_formats(EVERY_CODES)
 @settings(max_examples=4)
 @given(data=st.data())
 def test_codes_are_within_half_a_unit_of_the_weights(fmt, data):

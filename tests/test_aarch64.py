@@ -24,10 +24,10 @@ from harness.replay import (
     written,
 )
 from helpers import random_tensor
-from strategies import each
+from strategies import over_formats
 
 import qgemm
-from qgemm.codec import activations
+from qgemm.codec import q8_1_f32
 from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.search import searched
 from qgemm.cpu.native import calls, compiler, encoders, libraries, library, prebuilt, products, sources
@@ -84,7 +84,7 @@ def product(fmt, digits, tiles, m, w, rng) -> Call:
     y = np.full((m, w.shape[0]), np.nan, np.float32)
     argument = ProductStruct(
         m=m, n=w.shape[0], k=k, w_row=w.blocks.strides[0], packed_row=engine.qgemm_packed_bytes(digits, tiles, k),
-        y_row=w.shape[0], unit=activations.UNIT if digits == calls.A8 else 1.0, digits=digits, tiles=tiles,
+        y_row=w.shape[0], unit=q8_1_f32.UNIT if digits == calls.A8 else 1.0, digits=digits, tiles=tiles,
     )  # fmt: skip
     computed(engine, argument, x, w.blocks, y, table)
     assert np.isfinite(y).all()
@@ -155,7 +155,7 @@ def decodings_of(fmt, w) -> list[Call]:
     return made
 
 
-@each(WITH_HEADER + FAMILIES)
+@over_formats(WITH_HEADER + FAMILIES)
 def test_products(fmt, replay):
     replay(libraries.source(fmt), *products_of(fmt))
 
@@ -223,7 +223,7 @@ def test_encoders(source, replay, monkeypatch):
     x[3], x[5, :99] = 0, 0.5
     for fmt in (*qgemm.FORMATS.values(), *FAMILIES):
         for importance in (None, np.abs(x[0])) if searched(fmt) and not fmt.family else ():
-            if importance is not None or not fmt.needs_importance:
+            if importance is not None or not fmt.encoding.needs_importance:
                 qgemm.quantize(x, fmt, imatrix=importance)
         if source == encoders.BLOCKS and encoders.compiles_blocks(fmt):
             made.append(blocks_of(fmt, x.reshape(-1, fmt.weights)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import readme
 from measured import made_up, plane_row, refused_benchmarks, row, run_benchmarks
-from strategies import FORMATS, each
+from strategies import FORMATS, over_formats
 
 import qgemm
 from benchmarks import command, cpu, encode, gpu, host, results, sweep
@@ -139,7 +139,7 @@ def test_each_option_prints_its_table():
 # ---------------------------------------------------------------- measurements
 
 
-@each(FORMATS)
+@over_formats(FORMATS)
 def test_random_blocks_are_tame(fmt):
     """Every format gives finite weights that differ, and a product of K = 16384 stays inside float16."""
     if fmt.levels is None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import compile_kernels
 import pytest
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.cuda.jit import cache, codegen, nvrtc, sources
@@ -146,7 +146,7 @@ def test_headers_in_memory_come_first_and_reach_the_compiler():
 
 
 @pytest.mark.slow
-@each(TILED)
+@over_formats(TILED)
 def test_every_include_is_found(fmt):
     """One that closure() did not follow would serve a stale kernel. What a kernel includes no template changes."""
     for kernel, template in dict(routes.variants(fmt, 90)).items():

@@ -222,7 +222,7 @@ def test_npy_cut_short(tmp_path):
     [
         name
         for name, fmt in qgemm.FORMATS.items()
-        if searched(fmt) and fmt.weighted is None and fmt.ggml_type is not None
+        if searched(fmt) and fmt.encoding.weighted is None and fmt.ggml_type is not None
     ],
 )
 def test_search_is_ggmls(fmt, importance):

@@ -15,12 +15,12 @@ from gguf.constants import GGMLQuantizationType
 from helpers import WEIGHT, lines_of, normal
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import CODES, each, problems
+from strategies import CODES, over_formats, problems
 
 import qgemm
 from qgemm.cli import checks
 from qgemm.codec import error_bound as bounds
-from qgemm.codec.activations import scale_and_sum
+from qgemm.codec.q8_1_f32 import scale_and_sum
 from qgemm.formats import GGML_TYPES
 
 EXCERPT = str(helpers.EXCERPT)
@@ -120,7 +120,7 @@ def test_verify_finds_a_wrong_product(run, monkeypatch, broken, column):
     assert float(cells[column]) > 1 > float(cells[9 - column])
 
 
-@each(CODES)
+@over_formats(CODES)
 @given(data=st.data())
 def test_products_lie_within_their_bounds(fmt, data):
     x, w = data.draw(problems(fmt))

@@ -21,9 +21,11 @@ def test_conversion(target, tmp_path):
     """Every tensor of the excerpt, the values rounded once."""
     dtype = qgemm.FORMATS[target].dtype
     lines = converted(EXCERPT, tmp_path / "x.gguf", target)
-    with qgemm.open(EXCERPT) as file, qgemm.open(tmp_path / "x.gguf") as made:
+    with qgemm.open(EXCERPT) as file, qgemm.open(tmp_path / "x.gguf") as target_file:
         names = [name for name in file if not file[name].format.plain]
         assert len(names) > 10
         for name in names:
-            assert made[name].format.name == lines[name].new.lower() == target
-            np.testing.assert_array_equal(made[name].dequantize(), file[name].dequantize(dtype).astype(np.float32))
+            assert target_file[name].format.name == lines[name].new.lower() == target
+            np.testing.assert_array_equal(
+                target_file[name].dequantize(), file[name].dequantize(dtype).astype(np.float32)
+            )

@@ -15,7 +15,7 @@ import pytest
 from files import METADATA, model
 from helpers import EXCERPT, converted, left_over, normal
 from numpy.testing import assert_array_equal
-from strategies import ENCODED, each
+from strategies import ENCODED, over_formats
 
 import qgemm
 from qgemm.codec.packing import from_float16
@@ -41,7 +41,7 @@ def real_error(result: np.ndarray, x: np.ndarray) -> float:
 
 
 @pytest.mark.slow
-@each([fmt for fmt in IN_FILES if fmt.name not in NEED_IMPORTANCE])
+@over_formats([fmt for fmt in IN_FILES if fmt.name not in NEED_IMPORTANCE])
 def test_to_every_format(fmt, tmp_path):
     """The bytes are the encoder's, the reported errors are the real ones."""
     # a has several ranges

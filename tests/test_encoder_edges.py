@@ -29,8 +29,8 @@ def test_bytes_of_ggml(case, by_compiled_code, monkeypatch):
         monkeypatch.delenv("QGEMM_CPU")
     name, _, way = case.partition(".")
     importance = None if way == "plain" else EDGES["imatrix"][int(way[-1])]
-    made = digests(qgemm.quantize(X, name, imatrix=importance).blocks)
-    assert [row for row, (one, other) in enumerate(zip(made, EDGES[case], strict=True)) if one != other] == []
+    encoded = digests(qgemm.quantize(X, name, imatrix=importance).blocks)
+    assert [row for row, (digest, other) in enumerate(zip(encoded, EDGES[case], strict=True)) if digest != other] == []
 
 
 @pytest.mark.parametrize("by_compiled_code", [False, compiled], ids=["numpy", "compiled"])
@@ -47,10 +47,10 @@ def test_quotients_that_are_not_finite(name, byte, by_compiled_code, monkeypatch
 
 
 def test_every_type_that_ggml_encodes_is_held_against_it():
-    """But q8_1, which it has for activations alone."""
-    wanted = set()
+    """Except q8_1, which ggml encodes for activations only."""
+    expected = set()
     for name, fmt in qgemm.FORMATS.items():
         if fmt.ggml_type is not None and not fmt.plain and name != "q8_1":
-            wanted |= {f"{name}.plain"} if not fmt.needs_importance else set()
-            wanted |= {f"{name}.imatrix{i}" for i in range(3)} if searched(fmt) else set()
-    assert set(CASES) == wanted
+            expected |= {f"{name}.plain"} if not fmt.encoding.needs_importance else set()
+            expected |= {f"{name}.imatrix{i}" for i in range(3)} if searched(fmt) else set()
+    assert set(CASES) == expected

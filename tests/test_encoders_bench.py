@@ -25,7 +25,7 @@ def test_every_encoder_of_ggml_is_a_case():
     assert (Case("iq2_xs", True) in cases, Case("iq2_xs", False) in cases) == (True, False)
     assert (Case("q8_0", True) in cases, Case("q8_0", False) in cases) == (False, True)
     assert {case.format for case in cases if case.goal() == goals.ENCODE_OVER_GGML_GRIDS} == {
-        name for name, fmt in FORMATS.items() if fmt.grid is not None
+        name for name, fmt in FORMATS.items() if fmt.tile.grid is not None
     }
     for case in cases:
         assert case.x().shape[1] % case.fmt.weights == 0

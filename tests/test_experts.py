@@ -8,7 +8,7 @@ from experts import golden_experts, known_layer, known_matmul, random_experts, r
 from helpers import normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import FORMATS, PRODUCTS, each, seeds
+from strategies import FORMATS, PRODUCTS, over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -23,7 +23,7 @@ def within(y, expected):
     return (np.abs(y.astype(np.float64) - expected.y) <= expected.bound + 2.0**-30).all()
 
 
-@each(MULTIPLY)
+@over_formats(MULTIPLY)
 @few
 @given(data=st.data())
 def test_each_token_by_its_experts(fmt, data):
@@ -52,7 +52,7 @@ def test_integer_products(fmt):
             np.testing.assert_allclose(y[t, j], qgemm.matmul(row, w[ids[t, j]], "a8"), rtol=1e-5, atol=1e-4)
 
 
-@each([fmt for fmt in MULTIPLY if fmt.name in ("q4_0", "q4_k", "mxfp4", "kbit4", "bf16", "q2_k")])
+@over_formats([fmt for fmt in MULTIPLY if fmt.name in ("q4_0", "q4_k", "mxfp4", "kbit4", "bf16", "q2_k")])
 @pytest.mark.parametrize("name", GATE_OF)
 @few
 @given(data=st.data())

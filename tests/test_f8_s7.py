@@ -14,7 +14,7 @@ from harness.products import problem, run_decode, run_prefill
 from helpers import assert_a8, normal, random_tensor
 from hypothesis import given
 from q8_1_blocks import in_k_blocks
-from strategies import each, seeds
+from strategies import over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import Levels
@@ -38,7 +38,7 @@ def kind_of(fmt):
 # ---------------------------------------------------------------- codecs
 
 
-@each(F8)
+@over_formats(F8)
 @given(rng=seeds())
 def test_numbers_of_eight_bits_are_those_of_ml_dtypes(fmt, rng):
     codes = rng.integers(0, 256, (3, fmt.weights)).astype(np.uint8)
@@ -48,7 +48,7 @@ def test_numbers_of_eight_bits_are_those_of_ml_dtypes(fmt, rng):
     np.testing.assert_array_equal(fmt.decode(blocks), want)
 
 
-@each(F8)
+@over_formats(F8)
 @given(rng=seeds())
 def test_values_go_to_the_nearest_number(fmt, rng):
     """As ml_dtypes rounds x / d, to nearest even; values on the grid stay."""
@@ -78,14 +78,14 @@ def test_the_larger_of_two_neighbours_is_kept(rng):
     assert S7.bpw == 4.125
 
 
-@each([S7, *F8, FP4])
+@over_formats([S7, *F8, FP4])
 @given(rng=seeds())
 def test_tiles_hold_blocks_bit_for_bit(fmt, rng):
     blocks = np.frombuffer(rng.bytes(65 * 2 * fmt.block_bytes), fmt.dtype).reshape(65, 2)
     assert tile.unpack(fmt, tile.pack(fmt, blocks), 65, 2 * fmt.weights).tobytes() == blocks.tobytes()
 
 
-@each([S7, F8[0]])
+@over_formats([S7, F8[0]])
 def test_products_on_the_host(fmt):
     w, x = random_tensor(fmt, 40, 512, np.random.default_rng(1)), normal(7, 512)
     want = x.astype(np.float64) @ w.dequantize(np.float64).T
@@ -97,13 +97,13 @@ def test_products_on_the_host(fmt):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([S7, *F8])
+@over_formats([S7, *F8])
 def test_levels_of_lanes(fmt):
     """Each weight in the lane and register that owns it: as halves times a power of two, as floats and as bytes."""
     w = random_tensor(fmt, 64, tile.columns(fmt), np.random.default_rng(2))
     levels = fmt.levels(w.blocks.reshape(-1)).codes.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # m16 r g k_block step far t e
     expected = levels.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2).astype(np.float32)
-    tiles, exponent = to_device(tile.pack(fmt, w.blocks)), fmt.code_exponent
+    tiles, exponent = to_device(tile.pack(fmt, w.blocks)), fmt.tile.code_exponent
     for name, dtype, factor in (("levels", "f4", 1), ("fragment", "f2", 1), ("codes_f16", "f2", 2.0**-exponent)):
         found = device_array(expected.shape, dtype)
         lanes(fmt).call(name, 4, tiles, found)
@@ -117,7 +117,7 @@ def test_levels_of_lanes(fmt):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([S7, F8[0], FP4])
+@over_formats([S7, F8[0], FP4])
 def test_kernels_that_pack(fmt):
     """Byte for byte, with the bounds of rows."""
     w = random_tensor(fmt, 100, 512, np.random.default_rng(3))
@@ -135,7 +135,7 @@ def test_kernels_that_pack(fmt):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([S7, F8[0], FP4])
+@over_formats([S7, F8[0], FP4])
 def test_products_by_kernels(fmt):
     """decode and prefill_sm80 of x in half; of integers also by codes of x."""
     w, x, expected, bound = problem(fmt, 5)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from strategies import each
+from strategies import over_formats
 
 import qgemm
 from qgemm.codec import packing
@@ -97,7 +97,7 @@ def test_every_scale_and_code_of_mxfp4(flush):
     assert_same_bits(flushed(flush, lambda: fmt.dequantize(blocks, np.float64)).reshape(want.shape), want.astype("f8"))
 
 
-@each(FORMATS)
+@over_formats(FORMATS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_every_format(flush, fmt, dtype):
     """Of random bytes, and of those whose scales are ordinary."""

@@ -1,4 +1,4 @@
-"""Codecs: byte for byte ggml's C, bit for bit back; what a format cannot hold is refused."""
+"""Codecs: byte for byte ggml's C, bit for bit back; values that a format cannot store are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strategies import (
     EVERY_ENCODED_BLOCK,
     GGML_BLOCKS,
     blocks,
-    each,
+    over_formats,
     raw_blocks,
     seeds,
     values,
@@ -49,7 +49,7 @@ def assert_same_bits(got, want):
     np.testing.assert_array_equal(got.view(np.uint32)[~nan], want.view(np.uint32)[~nan])
 
 
-@each([fmt for fmt in GGML_BLOCKS if f"{fmt.name}/x" in GOLDEN])  # the others: tests/test_small_types.py
+@over_formats([fmt for fmt in GGML_BLOCKS if f"{fmt.name}/x" in GOLDEN])  # the others: tests/test_small_types.py
 def test_golden_blocks(fmt):
     x, packed, decoded = (GOLDEN[f"{fmt.name}/{part}"] for part in ("x", "blocks", "values"))
     if fmt.encode is not None:
@@ -59,24 +59,28 @@ def test_golden_blocks(fmt):
 
 # Encoders that take the scale of a block of its largest value; others search, by tries that may leave out a grid's own,
 # and nvfp4 rounds the scale, after which another code may be the largest.
-NEAREST = [fmt for fmt in EVERY_ENCODED if (fmt.weighted is None or fmt.family) and fmt.name not in ("iq4_nl", "nvfp4")]
+NEAREST = [
+    fmt
+    for fmt in EVERY_ENCODED
+    if (fmt.encoding.weighted is None or fmt.family) and fmt.name not in ("iq4_nl", "nvfp4")
+]
 
 
-@each(RIGHT_IN_GGUF)
+@over_formats(RIGHT_IN_GGUF)
 def test_real_excerpt(fmt):
     """Trained weights quantized by ggml: encoding the float32 tensor gives the file's bytes."""
     with qgemm.open(EXCERPT) as file:
         for layer in ("blk.2.ffn_down", "blk.2.attn_q"):
             source, packed = file.get(f"{layer}.f32"), file.get(f"{layer}.{fmt.name}")
             if source is not None and packed is not None and fmt in EVERY_ENCODED_BLOCK:
-                again = qgemm.quantize(source.dequantize(), fmt)
-                assert again.blocks.tobytes() == packed.blocks.tobytes()
+                encoded = qgemm.quantize(source.dequantize(), fmt)
+                assert encoded.blocks.tobytes() == packed.blocks.tobytes()
             if packed is not None:
                 want = gguf.dequantize(packed.blocks.view(np.uint8), ggml_type(fmt))
                 assert_same_bits(packed.dequantize(), want)
 
 
-@each([fmt for fmt in RIGHT_IN_GGUF if fmt in NEAREST])  # gguf 0.19 encodes no others
+@over_formats([fmt for fmt in RIGHT_IN_GGUF if fmt in NEAREST])  # gguf 0.19 encodes no others
 @given(data=st.data())
 def test_encode_agrees_with_gguf(fmt, data):
     """gguf differs from C on negative zeros alone among finite values, so they are made positive here."""
@@ -86,7 +90,7 @@ def test_encode_agrees_with_gguf(fmt, data):
     assert encode(fmt, x).tobytes() == want.tobytes()
 
 
-@each(RIGHT_IN_GGUF)
+@over_formats(RIGHT_IN_GGUF)
 @pytest.mark.parametrize("scale", [0.0, np.inf])
 def test_scales_of_zero_and_infinity_decode_as_in_gguf(fmt, scale):
     """Raw blocks whose half scales are these, of either sign: zeros, infinity or NaN, weight by weight."""
@@ -97,7 +101,7 @@ def test_scales_of_zero_and_infinity_decode_as_in_gguf(fmt, scale):
     assert_same_bits(fmt.decode(raw), want)
 
 
-@each(RIGHT_IN_GGUF)
+@over_formats(RIGHT_IN_GGUF)
 @given(data=st.data())
 def test_decode_agrees_with_gguf(fmt, data):
     raw = data.draw(blocks(fmt))
@@ -106,7 +110,7 @@ def test_decode_agrees_with_gguf(fmt, data):
     assert_same_bits(fmt.decode(raw), want)
 
 
-@each(NEAREST)
+@over_formats(NEAREST)
 @given(data=st.data())
 def test_quantizing_twice_changes_nothing(fmt, data):
     """Rounding to nearest is a projection: a value already on the grid stays where it is.
@@ -122,7 +126,7 @@ def test_quantizing_twice_changes_nothing(fmt, data):
         np.testing.assert_array_equal(twice, once)
 
 
-@each([fmt for fmt in NEAREST if not fmt.plain and fmt.codebook is None and fmt.zero is not None])
+@over_formats([fmt for fmt in NEAREST if not fmt.plain and fmt.codebook is None and fmt.zero is not None])
 @given(data=st.data())
 def test_error_is_at_most_half_a_step(fmt, data):
     """Half a level, and the rounding of scale and minimum to float16 (one subnormal place for tiny ones)."""
@@ -134,24 +138,24 @@ def test_error_is_at_most_half_a_step(fmt, data):
     steps = highest - lowest
     step = reach / steps if fmt.has_minimum else span / -lowest
     worst = step / 2 if fmt.has_minimum or -lowest == highest else step  # a sign without a level at its end loses one
-    place = 2.0**-8 if fmt.limit < np.inf else 2.0**-11  # of a scale: bfloat16 or float16
+    place = 2.0**-8 if fmt.encoding.limit < np.inf else 2.0**-11  # relative precision of a scale: bfloat16 or float16
     rounding = (span + step * steps) * place + (steps + 1) * 2.0**-25
     error = np.abs(fmt.decode(encode(fmt, x.astype(np.float32))) - x).max(axis=1)
     assert (error <= worst * (1 + 2.0**-20) + rounding + span * 2.0**-22).all()
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 @given(data=st.data())
 def test_blocks_are_independent(fmt, data):
     """A block's bytes depend on its own values alone, wherever it stands in a matrix."""
-    x = data.draw(values(fmt, most=12))
+    x = data.draw(values(fmt, max_count=12))
     matrix = np.concatenate([x, x[::-1]]).reshape(2, -1)
     packed = fmt.quantize(matrix)
     assert packed[0].tobytes() == encode(fmt, x).tobytes()
     assert packed[1].tobytes() == encode(fmt, x[::-1]).tobytes()
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 def test_negative_zeros_as_in_c(fmt):
     """C starts from max = 0 with `<`, so a block of negative zeros has the scale of a block of zeros."""
     zeros = np.zeros((1, fmt.weights), np.float32)
@@ -161,19 +165,21 @@ def test_negative_zeros_as_in_c(fmt):
         assert fmt.encode(-zeros).tobytes() == fmt.encode(zeros).tobytes()
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @given(data=st.data())
 def test_what_is_not_finite_is_refused(fmt, bad, data):
     rows, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
-    at = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, count * fmt.weights - 1))
+    place = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, count * fmt.weights - 1))
     x = np.ones((rows, count * fmt.weights), np.float32)
-    x[at] = bad
-    with pytest.raises(qgemm.QuantizeError, match=f"{fmt}: block {at[1] // fmt.weights} of row {at[0]} holds NaN"):
+    x[place] = bad
+    with pytest.raises(
+        qgemm.QuantizeError, match=f"{fmt}: block {place[1] // fmt.weights} of row {place[0]} holds NaN"
+    ):
         qgemm.quantize(x, fmt)
 
 
-@each([fmt for fmt in EVERY_ENCODED_BLOCK if fmt.scale_fields])
+@over_formats([fmt for fmt in EVERY_ENCODED_BLOCK if fmt.scale_fields])
 def test_scale_beyond_float16_is_refused(fmt):
     """An exponent in place of float16 scales holds every finite value."""
     x = np.ones((2, 2 * fmt.weights), np.float32)
@@ -182,7 +188,7 @@ def test_scale_beyond_float16_is_refused(fmt):
         qgemm.quantize(x, fmt)
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 def test_float64_beyond_float32_is_refused(fmt):
     """Also where an exponent holds every finite float32."""
     x = np.ones((2, 2 * fmt.weights))
@@ -243,19 +249,19 @@ def test_mxfp4_scales_at_the_ends():
 
 @given(data=st.data())
 def test_iq4_nl_is_no_worse_than_its_first_try(data):
-    """That takes the value of largest magnitude for 127 and keeps this scale. Squares are weighted by x^2."""
+    """The first try maps the value of largest magnitude to 127 and keeps this scale. Squares are weighted by x^2."""
     fmt = qgemm.FORMATS["iq4_nl"]
     x = np.clip(data.draw(values(fmt)), -1e3, 1e3).astype(np.float64)
     largest = x[np.arange(len(x)), np.abs(x).argmax(axis=1)]
     tried = (largest / 127)[:, None, None] * fmt.codebook
     first = np.abs(tried - x[..., None]).min(axis=-1)
-    found = fmt.decode(encode(fmt, x.astype(np.float32))) - x
-    weight, rounding = x**2, np.abs(largest) * 2.0**-10 + 127 * 2.0**-25  # of d to half
+    difference = fmt.decode(encode(fmt, x.astype(np.float32))) - x
+    weight, rounding = x**2, np.abs(largest) * 2.0**-10 + 127 * 2.0**-25  # rounding d to half
 
-    def error(difference):
-        return np.sqrt((weight * difference**2).sum(axis=1))
+    def error(differences):
+        return np.sqrt((weight * differences**2).sum(axis=1))
 
-    assert (error(found) <= error(first) * (1 + 2.0**-10) + rounding * np.sqrt(weight.sum(axis=1))).all()
+    assert (error(difference) <= error(first) * (1 + 2.0**-10) + rounding * np.sqrt(weight.sum(axis=1))).all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("f16", 1e6), ("bf16", 3.4e38), ("f32", 1e300)])
@@ -263,9 +269,9 @@ def test_plain_overflow_is_refused_but_infinity_kept(name, value):
     x = np.array([[1.0, value]])
     with pytest.raises(qgemm.QuantizeError, match=f"{name.upper()}: value 1 of row 0"):
         qgemm.quantize(x, name)
-    kept = qgemm.quantize(np.array([[np.nan, np.inf, -np.inf, -0.0]]), name).dequantize()
-    np.testing.assert_array_equal(kept, [[np.nan, np.inf, -np.inf, 0]])
-    assert np.signbit(kept[0, 3])
+    decoded = qgemm.quantize(np.array([[np.nan, np.inf, -np.inf, -0.0]]), name).dequantize()
+    np.testing.assert_array_equal(decoded, [[np.nan, np.inf, -np.inf, 0]])
+    assert np.signbit(decoded[0, 3])
 
 
 @given(rng=seeds())
@@ -284,7 +290,7 @@ def test_bf16_agrees_with_gguf_and_ml_dtypes(rng):
     np.testing.assert_array_equal(got[~nan], bits[~nan])
 
 
-@each(EVERY)
+@over_formats(EVERY)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 @given(data=st.data())
 def test_dequantize_rounds_once(fmt, dtype, data):
@@ -330,9 +336,9 @@ def test_a_type_without_codec_says_so_when_used():
 @pytest.mark.parametrize("name", ["q4_9", GGML_TYPES[GGMLQuantizationType.Q8_K], None])
 def test_what_cannot_be_written_lists_what_can(name):
     """A type that has no encoder, or none at all: a message that named such would lead to the next."""
-    with pytest.raises(qgemm.UnsupportedError, match="those that can be written: ") as found:
+    with pytest.raises(qgemm.UnsupportedError, match="those that can be written: ") as refusal:
         qgemm.quantize(np.ones((1, 256), np.float32), name)
-    listed = str(found.value).partition("written: ")[2].split(", ")
+    listed = str(refusal.value).partition("written: ")[2].split(", ")
     assert listed == [str(fmt) for fmt in qgemm.FORMATS.values() if fmt.encode is not None]
 
 
@@ -358,7 +364,7 @@ def test_an_unknown_format_names_those_that_are_close():
         qgemm.Tensor("iq2_xxl", (1, 256), np.zeros((1, 1), "u1"))
 
 
-@each(EVERY_ENCODED_BLOCK)
+@over_formats(EVERY_ENCODED_BLOCK)
 def test_rows_must_hold_whole_blocks(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt}: row length 100 is not a multiple of {fmt.weights}"):
         qgemm.quantize(np.ones((2, 100), np.float32), fmt)

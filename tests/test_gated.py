@@ -13,7 +13,7 @@ from harness.products import run_decode, run_gated
 from hypothesis import given
 from hypothesis import strategies as st
 from q8_1_blocks import in_k_blocks
-from strategies import EVERY_INTEGER, each, each_product
+from strategies import EVERY_INTEGER, each_product, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -110,7 +110,7 @@ KINDS = [fmt for fmt in EVERY_INTEGER if fmt.name in ("q4_0", "q5_1", "q4_k", "q
 
 
 @on_host
-@each(KINDS)
+@over_formats(KINDS)
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize(("m", "out"), [(1, "float32"), (3, "float16"), (16, "bfloat16")])
 def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
@@ -134,7 +134,7 @@ def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
 
 
 @on_host
-@each(KINDS)
+@over_formats(KINDS)
 def test_one_launch_by_clusters(fmt):
     """The same sums in another order: those of a warp, of a CTA, of a cluster."""
     rng = np.random.default_rng(9)
@@ -149,7 +149,7 @@ def test_one_launch_by_clusters(fmt):
 
 
 @on_host
-@each(KINDS)
+@over_formats(KINDS)
 def test_one_launch_by_the_decode_kernel_of_integers(fmt):
     """The products are those of the kernel alone, and y is the gate's function of them."""
     rng = np.random.default_rng(9)

@@ -14,7 +14,7 @@ from harness.products import requantized, run_eight_bits
 from helpers import random_tensor
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import each
+from strategies import over_formats
 
 import qgemm
 from qgemm.codec.eight_bits import eight_bits
@@ -40,7 +40,7 @@ def prepared(x, kind):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([format_of(name) for name in SOME])
+@over_formats([format_of(name) for name in SOME])
 def test_bytes_of_w_are_those_of_the_other_kernels(fmt):
     """Codes and scales bit for bit; N and K that end inside a tile, a pair of row_blocks, a CTA's and a stage."""
     more = (requantize.row_blocks_of(fmt) - 1) * tiles.ROWS
@@ -148,7 +148,7 @@ def test_shared_memory_and_registers_fit(kind):
         assert gemm.threads(config) in (384, 512)
 
 
-@each([format_of(name) for name in ("q4_0", "q4_k", "q6_k", "iq4_nl", "iq2_xs")])
+@over_formats([format_of(name) for name in ("q4_0", "q4_k", "q6_k", "iq4_nl", "iq2_xs")])
 def test_formats_with_a_table_have_no_requantizers(fmt):
     p = Problem(fmt, "a8_g256", 1024, 4096, 4096, 90, EIGHT_BITS)
     requantizers = [config.requantizers > 0 for config in gemm.configs(p)]

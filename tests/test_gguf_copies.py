@@ -68,7 +68,7 @@ def test_tensors_in_memory_survive(way):
     for fmt in qgemm.FORMATS.values():
         if fmt.encode is None:
             continue
-        alike = np.ones(fmt.weights) if fmt.needs_importance else None
+        alike = np.ones(fmt.weights) if fmt.encoding.needs_importance else None
         tensor = qgemm.quantize(normal(2, fmt.weights), fmt, imatrix=alike)
         restored = way(tensor)
         assert restored.format is tensor.format

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import CODEBOOKS, codebooks, each, raw_blocks
+from strategies import CODEBOOKS, codebooks, over_formats, raw_blocks
 
 import qgemm
 from qgemm.files.gguf.parts import SUFFIXES, VERSION
@@ -33,7 +33,7 @@ def assert_same(got: qgemm.Tensor, want: qgemm.Tensor) -> None:
 # ---------------------------------------------------------------- writing
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_round_trip(fmt, data, tmp_path_factory):
     """Any blocks, any codebook, 1 to 4 dimensions; a copy of the file is the file, and so is a second write."""
@@ -61,7 +61,7 @@ def test_round_trip(fmt, data, tmp_path_factory):
     assert path.read_bytes() == before
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 def test_gguf_package_reads_the_parts(fmt, tmp_path):
     w = kbit((2, 5, 96), fmt)
     qgemm.write(tmp_path / "x.gguf", {"w": w}, {"general.architecture": "llama", "general.name": "test"})

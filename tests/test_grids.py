@@ -1,4 +1,4 @@
-"""Encoders of the IQ1, IQ2 and IQ3 types: ggml's bytes, neighbours of codes that are no point, and what they need."""
+"""Encoders of the IQ1, IQ2 and IQ3 types: ggml's bytes, neighbours of codes that are no point, and refusals."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ each_type = pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("name", "kind"), [case.split(".") for case in GOLDEN])
 def test_bytes_of_ggml(name, kind):
     """With zeros among its groups an iq3_s block of ggml is one that it reads otherwise; these are its bytes."""
-    made = qgemm.quantize(X, name, imatrix=IMATRIX if kind == "imatrix" else None)
-    wrong = (made.blocks.view(np.uint8).reshape(len(X), -1) != GOLDEN[f"{name}.{kind}"]).any(axis=1)
+    encoded = qgemm.quantize(X, name, imatrix=IMATRIX if kind == "imatrix" else None)
+    wrong = (encoded.blocks.view(np.uint8).reshape(len(X), -1) != GOLDEN[f"{name}.{kind}"]).any(axis=1)
     assert not wrong.any(), np.flatnonzero(wrong)
 
 
@@ -53,15 +53,17 @@ def test_an_importance_matrix_is_asked_for_where_ggml_has_no_encoder_without(nam
 
 @pytest.mark.slow
 @each_type
-@settings(max_examples=15)  # of each type
+@settings(max_examples=15)  # for each type
 @given(data=st.data())
 def test_a_super_block_does_not_depend_on_its_neighbours(name, data):
     """One alone, the last of many: sums of NumPy run in another order over a single column."""
     fmt, rng = qgemm.FORMATS[name], data.draw(seeds())
     x = rng.standard_normal((data.draw(st.sampled_from([2, 65])), 256))
     x = (x * np.exp2(rng.integers(-20, 14, (len(x), 1)))).astype(np.float32)
-    of = rng.uniform(0, 4, x.shape).astype(np.float32)
-    assert fmt.weighted(x, of)[-1:].tobytes() == fmt.weighted(x[-1:], of[-1:]).tobytes()
+    importance = rng.uniform(0, 4, x.shape).astype(np.float32)
+    assert (
+        fmt.encoding.weighted(x, importance)[-1:].tobytes() == fmt.encoding.weighted(x[-1:], importance[-1:]).tobytes()
+    )
     if name not in ALWAYS_NEED:
         assert fmt.encode(x)[-1:].tobytes() == fmt.encode(x[-1:]).tobytes()
 
@@ -74,47 +76,47 @@ def test_any_finite_values_are_encoded(name, data):
     x = rng.standard_normal((3, 256)) * np.exp2(rng.integers(-60, 12, (3, 1)))
     x[rng.random(x.shape) < data.draw(st.sampled_from([0, 0.5, 0.99]))] = 0
     x[rng.integers(3)] = data.draw(st.sampled_from([0.0, -0.75, 2.0**-30]))
-    of = rng.uniform(0, 4, 256)
-    of[rng.random(256) < data.draw(st.sampled_from([0, 0.5, 1]))] = 0
+    importance = rng.uniform(0, 4, 256)
+    importance[rng.random(256) < data.draw(st.sampled_from([0, 0.5, 1]))] = 0
     x = x.astype(np.float32)
-    values = qgemm.quantize(x, name, imatrix=of.astype(np.float32)).dequantize()
+    values = qgemm.quantize(x, name, imatrix=importance.astype(np.float32)).dequantize()
     assert np.isfinite(values).all()
     assert (values[(x == 0).all(axis=1)] == 0).all()
 
 
 def test_values_of_a_grid_are_fitted_nearly():
-    """What a type holds exactly has far less error than normal weights, and those have less with more bits."""
+    """Weights that a type stores exactly have far less error than normal weights, whose error falls with more bits."""
     rng, errors = np.random.default_rng(3), {}
     x = rng.standard_normal((16, 512)).astype(np.float32)
     for name in NAMES:
         once = qgemm.quantize(x, name, imatrix=np.ones(512))
-        again = qgemm.quantize(once.dequantize(), name, imatrix=np.ones(512)).dequantize() - once.dequantize()
+        change = qgemm.quantize(once.dequantize(), name, imatrix=np.ones(512)).dequantize() - once.dequantize()
         errors[name] = np.sqrt(((once.dequantize() - x) ** 2).mean())
-        assert np.sqrt((again**2).mean()) < 0.35 * errors[name], name
+        assert np.sqrt((change**2).mean()) < 0.35 * errors[name], name
     ranked = sorted(NAMES, key=errors.__getitem__)
     assert ranked == sorted(NAMES, key=lambda name: -qgemm.FORMATS[name].bpw)
 
 
 @pytest.mark.parametrize("name", DISTANCES)
 def test_neighbours_are_the_nearest_points(name):
-    """Of some codes, by hand: all points at the few smallest distances, the nearest first."""
-    of, rng = grid(name), np.random.default_rng(4)
+    """The neighbours of some codes, by hand: all points at the few smallest distances, the nearest first."""
+    points, rng = grid(name), np.random.default_rng(4)
     codec = getattr(gguf.quants, name)
-    assert (np.array(codec.grid_map)[of.points] == codec.grid.reshape(of.points.shape)).all()
-    off = np.flatnonzero(of.point_of < 0)
-    assert len(off) + len(of.points) == len(of.point_of)
+    assert (np.array(codec.grid_map)[points.points] == codec.grid.reshape(points.points.shape)).all()
+    off = np.flatnonzero(points.point_of < 0)
+    assert len(off) + len(points.points) == len(points.point_of)
     for number in rng.choice(off, 50):
-        codes = number // of.base ** np.arange(of.points.shape[1]) % of.base
-        distances = ((of.points - codes) ** 2).sum(axis=1)
+        codes = number // points.base ** np.arange(points.points.shape[1]) % points.base
+        distances = ((points.points - codes) ** 2).sum(axis=1)
         reach = np.unique(distances)[DISTANCES[name] - 1]
         want = sorted(np.flatnonzero(distances <= reach), key=lambda point: (distances[point], point))
-        start = of.starts[number]
-        assert of.neighbours[start : start + of.counts[number]].tolist() == want
+        start = points.starts[number]
+        assert points.neighbours[start : start + points.counts[number]].tolist() == want
 
 
 @each_type
 def test_a_scale_beyond_float16_is_refused(name):
-    """Also the one whose bits lie in four fields; what is refused would decode to infinity."""
+    """Also the scale whose bits lie in four fields; refused blocks would decode to infinity."""
     x = np.ones((2, 512), np.float32)
     assert np.isfinite(qgemm.quantize(x * 1000, name, imatrix=np.ones(512)).dequantize()).all()
     x[1, 256:] = 1e8

@@ -60,34 +60,34 @@ def test_other_names_are_no_formats(name):
 
 @pytest.mark.parametrize("wrong", [{"bits": 9}, {"group": 48}, {"scale": "f32"}, {"zero": "half"}])
 def test_the_constructor_names_what_it_does_not_know(wrong):
-    (what, value), given = next(iter(wrong.items())), {"bits": 4, "group": 64, **wrong}
-    with pytest.raises(qgemm.UnsupportedError, match=f"a group format has {what} .*; got {value!r}"):
-        group_format(given.pop("bits"), given.pop("group"), **given)
+    (option, value), options = next(iter(wrong.items())), {"bits": 4, "group": 64, **wrong}
+    with pytest.raises(qgemm.UnsupportedError, match=f"a group format has {option} .*; got {value!r}"):
+        group_format(options.pop("bits"), options.pop("group"), **options)
 
 
 @given(rng=seeds(), fmt=family)
 def test_pack_is_the_inverse_of_levels(rng, fmt):
-    given = drawn(fmt, rng, 3)
-    blocks = fmt.pack(given)
-    found = fmt.levels(blocks)
-    codes = (found.codes + 1) // 2 if fmt.codebook is not None else found.codes
-    np.testing.assert_array_equal(codes[:, 0], given.codes)
-    np.testing.assert_array_equal(found.scale[:, 0], given.scale)
+    original = drawn(fmt, rng, 3)
+    blocks = fmt.pack(original)
+    decoded = fmt.levels(blocks)
+    codes = (decoded.codes + 1) // 2 if fmt.codebook is not None else decoded.codes
+    np.testing.assert_array_equal(codes[:, 0], original.codes)
+    np.testing.assert_array_equal(decoded.scale[:, 0], original.scale)
     if fmt.zero_field:
-        np.testing.assert_array_equal(found.zero[:, 0], given.zero)
-    again = found._replace(codes=np.asarray(codes, np.uint8))  # of shapes [n, 1, weights] and [n, 1]
-    assert fmt.pack(again).tobytes() == blocks.tobytes()
+        np.testing.assert_array_equal(decoded.zero[:, 0], original.zero)
+    recoded = decoded._replace(codes=np.asarray(codes, np.uint8))  # shapes [n, 1, weights] and [n, 1]
+    assert fmt.pack(recoded).tobytes() == blocks.tobytes()
 
 
 @given(rng=seeds(), fmt=family)
 def test_weights_are_codes_less_the_zero_times_the_scale(rng, fmt):
     """In float32, both steps rounded."""
-    given = drawn(fmt, rng, 2)
-    zero = np.float32(given.zero) if fmt.zero_field else np.float32([1 << fmt.code_bits - 1])
-    want = given.scale[:, None] * (given.codes.astype(np.float32) - zero[:, None])
+    original = drawn(fmt, rng, 2)
+    zero = np.float32(original.zero) if fmt.zero_field else np.float32([1 << fmt.code_bits - 1])
+    want = original.scale[:, None] * (original.codes.astype(np.float32) - zero[:, None])
     if fmt.code_bits == 1 and not fmt.zero_field:
-        want = given.scale[:, None] * (given.codes.astype(np.float32) * 2 - 1)
-    np.testing.assert_array_equal(fmt.decode(fmt.pack(given)), want)
+        want = original.scale[:, None] * (original.codes.astype(np.float32) * 2 - 1)
+    np.testing.assert_array_equal(fmt.decode(fmt.pack(original)), want)
 
 
 def test_groups_of_32_are_the_blocks_of_ggml():
@@ -106,13 +106,13 @@ def test_quantizing_is_a_projection_within_a_step(bits, zero, group, scale, rng)
     fmt = group_format(bits, group, scale=scale, zero=zero)
     x = (rng.standard_normal((3, 2 * fmt.weights)) * 2.0 ** rng.integers(-8, 8)).astype(np.float16).astype(np.float32)
     once = fmt.quantize(x)
-    made = fmt.dequantize(once)
-    assert fmt.dequantize(fmt.quantize(made)).tobytes() == made.tobytes()
+    decoded = fmt.dequantize(once)
+    assert fmt.dequantize(fmt.quantize(decoded)).tobytes() == decoded.tobytes()
     if bits == 1:
         return
     step = np.abs(fmt.levels(once.reshape(-1)).scale).reshape(3, 2).repeat(fmt.weights, axis=1)
     rounding = step * 2.0**bits * 2.0**-8
-    assert (np.abs(made - x) <= step * (1 if zero == "none" else 0.5 if zero == "float" else 1) + rounding).all()
+    assert (np.abs(decoded - x) <= step * (1 if zero == "none" else 0.5 if zero == "float" else 1) + rounding).all()
 
 
 @given(rng=seeds())
@@ -173,7 +173,7 @@ def test_bfloat16_scales_hold_what_float16_cannot():
     rng=seeds(), group=st.sampled_from(GROUPS), scale=st.sampled_from(list(SCALES)), zero=st.sampled_from(list(ZEROS))
 )
 def test_tiles_hold_blocks_bit_for_bit(bits, group, scale, zero, rng):
-    """Of all layouts of codes, and groups that span k_blocks."""
+    """For all layouts of codes, and groups that span k_blocks."""
     fmt = group_format(bits, group, scale=scale, zero=zero)
     blocks = np.frombuffer(rng.bytes(65 * 2 * fmt.block_bytes), fmt.dtype).reshape(65, 2)
     tiles = tile.pack(fmt, blocks)
@@ -187,11 +187,11 @@ def test_products_are_those_of_the_decoded_weights(rng, m, activation):
         fmt = format_of(name)
         w = qgemm.quantize(rng.standard_normal((9, 512)).astype(np.float32), fmt)
         x = rng.standard_normal((m, 512)).astype(np.float32)
-        given = x if activation == "a16" else qgemm.quantize_activations(x)
-        seen = x if activation == "a16" else given.dequantize(np.float64)
+        activations = x if activation == "a16" else qgemm.quantize_activations(x)
+        seen = x if activation == "a16" else activations.dequantize(np.float64)
         want = seen.astype(np.float64) @ w.dequantize(np.float64).T
         size = np.abs(seen) @ (np.abs(w.dequantize()) + np.abs(fmt.levels(w.blocks.reshape(-1)).scale).max() * 255).T
-        got = qgemm.matmul(given, w, activation=activation)
+        got = qgemm.matmul(activations, w, activation=activation)
         assert (np.abs(got - want) <= size * (2.0**-15 if activation == "a16" else 2.0**-9)).all()
 
 

@@ -11,7 +11,7 @@ import pytest
 from harness import Lanes, device_array, to_device
 from helpers import bytes_as_blocks
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, each
+from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, over_formats
 
 import qgemm
 from qgemm.codec.format import Format
@@ -63,24 +63,24 @@ def in_pairs(rows: np.ndarray) -> np.ndarray:
     return rows.reshape(4, 2, 8, -1).transpose(0, 2, 3, 1)
 
 
-def made(fmt: Format, name: str, m16_tiles: int, like: np.ndarray, dtype: str) -> np.ndarray:
-    """What a function of the header gives for the tile, in the shape of what is expected."""
+def result(fmt: Format, name: str, m16_tiles: int, like: np.ndarray, dtype: str) -> np.ndarray:
+    """The result of a function of the header for the tile, in the shape of `like`."""
     out = device_array(like.shape, dtype)
     lanes_of(fmt).call(name, m16_tiles, one_tile(fmt)[1], out)
     return out
 
 
-def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
+def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
     """Equal with the sign of zero, where neither is NaN; NaN where the other is."""
-    assert_array_equal(found, expected)
+    assert_array_equal(actual, expected)
     numbers = ~np.isnan(expected)
-    assert_array_equal(np.signbit(found[numbers]), np.signbit(expected[numbers]))
+    assert_array_equal(np.signbit(actual[numbers]), np.signbit(expected[numbers]))
 
 
 # ---------------------------------------------------------------- headers
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_facts_of_a_header_are_those_of_the_format(fmt):
     facts = lanes_of(fmt).facts
     blocks, _ = one_tile(fmt)
@@ -91,6 +91,8 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
     assert facts["SCALE_FACTORS"] == tiles.scale_factors(fmt)
     assert facts["TABLE_BYTES"] == tiles.table_bytes(fmt)
     assert facts["TILE_SIZE"] == tiles.tile_dtype(fmt).itemsize
+    if fmt.integer and fmt.zero is not None:
+        assert facts["ZERO"] == (0 if fmt.tile.bytes_are_levels else fmt.zero), "bytes_are_levels of the record"
     exponent = tiles.code_exponent(fmt)
     assert facts["CODES_ARE_LEVELS"] == (exponent is not None)
     if exponent is not None:
@@ -98,66 +100,66 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
 
 
 @each_size
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_levels(fmt, m16_tiles):
     """The level of every weight, in the lane and register that owns it."""
     expected = in_lanes(levels_of(fmt)[0])
-    assert_array_equal(made(fmt, "levels", m16_tiles, expected, "float32"), expected)
+    assert_array_equal(result(fmt, "levels", m16_tiles, expected, "float32"), expected)
 
 
 @each_size
-@each(EVERY_INTEGER)
+@over_formats(EVERY_INTEGER)
 def test_fragments(fmt, m16_tiles):
     """Codes as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
     facts = lanes_of(fmt).facts
     expected = in_lanes(levels_of(fmt)[0])
     lanes_of(fmt).library.fill_half(0)  # the table of a grid
-    assert_array_equal(made(fmt, "fragment", m16_tiles, expected, "float16"), expected)
-    shifted = np.array([0, facts["HIGH_ROW_SHIFT"]] * 2)[:, None]  # of the registers of rows g + 8
+    assert_array_equal(result(fmt, "fragment", m16_tiles, expected, "float16"), expected)
+    shifted = np.array([0, facts["HIGH_ROW_SHIFT"]] * 2)[:, None]  # registers 1 and 3 are row g + 8
     codes = np.ldexp(expected + np.float32(facts["CODE_BIAS"]), shifted - facts["CODE_EXPONENT"])
-    assert_array_equal(made(fmt, "codes_f16", m16_tiles, expected, "float16"), codes)
+    assert_array_equal(result(fmt, "codes_f16", m16_tiles, expected, "float16"), codes)
     lanes_of(fmt).library.fill_bf16(0)
-    bf16 = made(fmt, "bf16", m16_tiles, expected, "uint16")
+    bf16 = result(fmt, "bf16", m16_tiles, expected, "uint16")
     assert_array_equal((bf16.astype(np.uint32) << 16).view(np.float32), expected)
     expected = in_bytes(levels_of(fmt)[0])
-    assert_array_equal(made(fmt, "bytes", m16_tiles, expected, "int8"), expected + np.float32(facts["ZERO"]))
+    assert_array_equal(result(fmt, "bytes", m16_tiles, expected, "int8"), expected + np.float32(facts["ZERO"]))
 
 
 @each_size
-@each(GRIDS)
+@over_formats(GRIDS)
 def test_levels_of_owned_columns(fmt, m16_tiles):
     """What decode's lanes find of the columns that they own, times a power of two."""
     expected = np.ldexp(in_owners(levels_of(fmt)[0]), -lanes_of(fmt).facts["CODE_EXPONENT"])
     lanes_of(fmt).library.fill_half(0)
-    assert_array_equal(made(fmt, "owned_f16", m16_tiles, expected, "float16"), expected)
+    assert_array_equal(result(fmt, "owned_f16", m16_tiles, expected, "float16"), expected)
 
 
 @each_size
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
     """Rounded to the type that fills the table, times a power of two."""
     exponent = lanes_of(fmt).facts["CODE_EXPONENT"]
     expected = np.ldexp(in_lanes(levels_of(fmt)[0]), -exponent)
     lanes_of(fmt).library.fill_half(exponent)
     for name in ("fragment", "codes_f16"):
-        same_bits(made(fmt, name, m16_tiles, expected, "float16"), expected.astype(np.float16))
+        same_bits(result(fmt, name, m16_tiles, expected, "float16"), expected.astype(np.float16))
     lanes_of(fmt).library.fill_bf16(exponent)
-    found = made(fmt, "bf16", m16_tiles, expected, "uint16").astype(np.uint32) << 16
+    actual = result(fmt, "bf16", m16_tiles, expected, "uint16").astype(np.uint32) << 16
     bits = expected.view(np.uint32)
-    assert_array_equal(found, (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)
+    assert_array_equal(actual, (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000)
 
 
 @each_size
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_scales_and_minimums(fmt, m16_tiles):
     """As NumPy decodes random bytes, infinity and NaN included."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
-    same_bits(made(fmt, "scale", m16_tiles, scale, "float32"), scale)
-    same_bits(made(fmt, "minimum", m16_tiles, minimum, "float32"), minimum)
+    same_bits(result(fmt, "scale", m16_tiles, scale, "float32"), scale)
+    same_bits(result(fmt, "minimum", m16_tiles, minimum, "float32"), minimum)
 
 
 @each_size
-@each([fmt for fmt in EVERY_TILED if tiles.scale_factors(fmt) in (1, 2)])
+@over_formats([fmt for fmt in EVERY_TILED if tiles.scale_factors(fmt) in (1, 2)])
 def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
     """One half, or that of a super-block times an integer, which is given in any unit."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
@@ -178,7 +180,7 @@ def test_factors_that_are_exact_as_halves(fmt, m16_tiles):
 
 
 @each_size
-@each([fmt for fmt in EVERY_TILED if fmt.has_minimum and fmt.weights > fmt.group])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.has_minimum and fmt.weights > fmt.group])
 def test_minimums_of_a_super_block(fmt, m16_tiles):
     """The super-block's scale times integers, as pairs of bf16 of neighbouring groups."""
     minimum = in_pairs(levels_of(fmt)[2])  # [4, 8, groups, 2]
@@ -191,23 +193,23 @@ def test_minimums_of_a_super_block(fmt, m16_tiles):
     assert_array_equal(products.swapaxes(-1, -2).reshape(minimum.shape), minimum)
 
 
-@each([fmt for fmt in EVERY_TILED if fmt.to_tile is not None])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.tile.to_tile is not None])
 def test_words_of_a_tile_and_back(fmt):
     """Random words, by the header and by the format's module."""
     rng = np.random.default_rng(5)
-    widths = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[-1] for name in fmt.slots}
-    parts = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[1] for name in fmt.slots}
+    widths = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[-1] for name in fmt.tile.slots}
+    parts = {name: tiles.tile_dtype(fmt)["k_blocks"].base[name].shape[1] for name in fmt.tile.slots}
     count = 500
-    words = {name: rng.integers(0, 2**32, (count, parts[name] * widths[name]), np.uint32) for name in fmt.slots}
+    words = {name: rng.integers(0, 2**32, (count, parts[name] * widths[name]), np.uint32) for name in fmt.tile.slots}
     size = lanes_of(fmt).facts["CODES_SIZE"]
     used = sum(4 * value.shape[1] for value in words.values())
     together = np.zeros((count, size), np.uint8)
     together[:, :used] = np.concatenate([value.view(np.uint8) for value in words.values()], axis=1)
     device = to_device(together)
-    for function, expected in (("to_tile", fmt.to_tile(words)), ("from_tile", words)):
+    for function, expected in (("to_tile", fmt.tile.to_tile(words)), ("from_tile", words)):
         getattr(lanes_of(fmt).library, function)(ctypes.c_void_p(device.ctypes.data), count)
         harness.check_guards(device)
-        joined = np.concatenate([expected[name].view(np.uint8).reshape(count, -1) for name in fmt.slots], axis=1)
+        joined = np.concatenate([expected[name].view(np.uint8).reshape(count, -1) for name in fmt.tile.slots], axis=1)
         assert_array_equal(device.reshape(count, size)[:, :used], joined)
 
 
@@ -216,8 +218,8 @@ def test_words_of_a_tile_and_back(fmt):
 LIES = (
     # header                       truth                lie                    what notices it
     ("formats/q4_0.cuh",           "8>",                "7>",                  "q4_0", test_levels),
-    ("codes/nibbles.cuh",          "HIGH_ROW_SHIFT = 4", "HIGH_ROW_SHIFT = 8", "q4_1", test_fragments),
-    ("codes/nibbles.cuh",          "CODE_BIAS = ZERO",  "CODE_BIAS = 0",       "q4_0", test_fragments),
+    ("codes/masked.cuh",           "HIGH_ROW_SHIFT = 4", "HIGH_ROW_SHIFT = 8", "q4_1", test_fragments),
+    ("codes/masked.cuh",           "CODE_BIAS = BIAS",  "CODE_BIAS = 0",       "q4_0", test_fragments),
     ("codes/half_scales.cuh",      "this->m[m16]",      "this->d[m16]",        "q5_1", test_scales_and_minimums),
     ("codes/six_bit_scales.cuh",   "p < 2 ? 0 : 2",     "p < 2 ? 0 : 1",       "q4_k", test_scales_and_minimums),
     ("codes/overlapping.cuh",      "word >> 8;",        "word >> 4;",          "q6_k", test_levels),

@@ -27,29 +27,29 @@ kernel = cache(Kernel)
 
 
 def encoded(fmt: Format, x: np.ndarray, importance: np.ndarray | None = None, backwards: bool = False):
-    """(blocks, what the CTAs found) of values [n, weights] float32; importance: of some of the first, then again."""
+    """(blocks, ENCODE_STATS of the CTAs) of values [n, weights] float32; importance repeats after its last block."""
     count, turn, ctas = len(x), transforms.blocks_per_warp(fmt), 2
-    made, found = device_array(-(-count // turn) * turn, fmt.dtype), device_array(ctas, transforms.FOUND)
+    blocks, stats = device_array(-(-count // turn) * turn, fmt.dtype), device_array(ctas, transforms.ENCODE_STATS)
     transform = transforms.ENCODE_GROUPS if importance is None else transforms.ENCODE_WEIGHTED
     encode = kernel("encode_groups", fmt, **transform.template(fmt, WEIGHTED=int(importance is not None)))
-    of = np.ones(fmt.weights, np.float32) if importance is None else importance
-    arguments = to_device(x), to_device(of), of.size // fmt.weights, made, found, count
+    weights = np.ones(fmt.weights, np.float32) if importance is None else importance
+    arguments = to_device(x), to_device(weights), weights.size // fmt.weights, blocks, stats, count
     encode(ctas, transforms.ENCODE_THREADS, *arguments, backwards=backwards)
-    return made[:count], found
+    return blocks[:count], stats
 
 
 @pytest.mark.parametrize(("fmt", "weighted"), CASES)
 def test_bytes_of_ggml(fmt, weighted):
-    """Of 18 families of weights, ties, zeros, outliers and subnormals among them; what each CTA found."""
-    x, of = GOLDEN["x"], GOLDEN["imatrix"]
-    blocks, found = encoded(fmt, x.reshape(-1, fmt.weights), of if weighted else None)
+    """18 families of weights, ties, zeros, outliers and subnormals among them, and the statistics of CTAs."""
+    x, imatrix = GOLDEN["x"], GOLDEN["imatrix"]
+    blocks, stats = encoded(fmt, x.reshape(-1, fmt.weights), imatrix if weighted else None)
     if (name := f"{fmt.name}.{'imatrix' if weighted else 'plain'}") in GOLDEN:
         assert blocks.tobytes() == GOLDEN[name].tobytes()
     wide = x.astype(np.float64)
-    assert found["refused"].min() == len(blocks)
-    assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
+    assert stats["refused"].min() == len(blocks)
+    assert stats["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
     error = np.square(fmt.decode(np.array(blocks)).reshape(x.shape) - wide).sum()
-    assert found["error"].sum() == pytest.approx(error, rel=1e-4)
+    assert stats["error"].sum() == pytest.approx(error, rel=1e-4)
 
 
 @pytest.mark.parametrize(("fmt", "weighted"), CASES)
@@ -57,10 +57,10 @@ def test_bytes_of_ggml_where_nothing_weighs(fmt, weighted):
     """And of signed zeros, of scales at an end: tests/test_encoder_edges.py."""
     x = EDGES["x"].astype(np.float32)
     for way in ("imatrix0", "imatrix1") if weighted else ("plain",):
-        of = EDGES["imatrix"][int(way[-1])] if weighted else None
-        blocks, found = encoded(fmt, x.reshape(-1, fmt.weights), of)
+        imatrix = EDGES["imatrix"][int(way[-1])] if weighted else None
+        blocks, stats = encoded(fmt, x.reshape(-1, fmt.weights), imatrix)
         assert helpers.digests(blocks.reshape(len(x), -1)) == list(EDGES[f"{fmt.name}.{way}"])
-        assert found["refused"].min() == len(blocks)
+        assert stats["refused"].min() == len(blocks)
 
 
 @pytest.mark.parametrize(("fmt", "weighted"), CASES)
@@ -76,10 +76,10 @@ def test_bytes_of_numpy(fmt, weighted):
     if importance is not None:
         importance[7, :64], importance[8] = 0, 1e-20
     with np.errstate(all="ignore"):
-        want = fmt.encode(x) if importance is None else fmt.weighted(x, importance)
-    blocks, found = encoded(fmt, x, importance, backwards=True)
+        want = fmt.encode(x) if importance is None else fmt.encoding.weighted(x, importance)
+    blocks, stats = encoded(fmt, x, importance, backwards=True)
     refused = fmt.refused(x, want)
-    assert found["refused"].min() == (len(x) if refused is None else refused.argmax())
+    assert stats["refused"].min() == (len(x) if refused is None else refused.argmax())
     held = np.flatnonzero(np.ones(len(x), bool) if refused is None else ~refused)
     assert [i for i in held if blocks[i].tobytes() != want[i].tobytes()] == []
     assert len(held) > len(x) // 2

@@ -11,16 +11,16 @@ import harness
 import helpers
 import numpy as np
 import pytest
-from formats_of_tests import Q6_0
+from formats_of_tests import OWN_FORMATS
 from harness import Kernel, device_array, to_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from q8_1_blocks import in_k_blocks
-from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, each, values
+from strategies import CODEBOOKS, EVERY_ENCODED_BLOCK, EVERY_TILED, over_formats, values
 
 import qgemm
-from qgemm.codec import activations as blocks_of_activations
+from qgemm.codec import q8_1_f32 as blocks_of_activations
 from qgemm.codec.error_bound import magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import GROUPS
@@ -29,7 +29,7 @@ from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import transforms
 from qgemm.cuda.kernels.sm90_config import WORK_QUEUE
 from qgemm.cuda.kernels.transforms import GROUPS_TOKENS, groups_template
-from qgemm.cuda.layout import activations, group_activations
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.layout.group_activations import byte_template
 from qgemm.cuda.problem import C_TYPES, Q8_1
@@ -57,7 +57,7 @@ def panels(fmt, blocks):
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_blocks_to_tiles(fmt, columns, backwards):
     """pack, byte for byte, with bounds of the rows; nothing beyond the last block is read as a weight."""
@@ -74,29 +74,29 @@ def test_blocks_to_tiles(fmt, columns, backwards):
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 32, 700])
 def test_tiles_to_blocks(fmt, columns, backwards):
     """unpack, byte for byte."""
     blocks = blocks_of(fmt, columns=columns, seed=1)
-    found = device_array(-(-blocks.nbytes // 16) * 16)
+    actual = device_array(-(-blocks.nbytes // 16) * 16)
     unpack = kernel("unpack", fmt, **transforms.UNPACK.template(fmt))
     packed = to_device(tiles.pack(fmt, blocks))
-    unpack(panels(fmt, blocks), tiles.PACK_THREADS, packed, found, *sizes(fmt, blocks), backwards=backwards)
-    assert found[: blocks.nbytes].tobytes() == blocks.tobytes()
-    assert not found[blocks.nbytes :].any()
+    unpack(panels(fmt, blocks), tiles.PACK_THREADS, packed, actual, *sizes(fmt, blocks), backwards=backwards)
+    assert actual[: blocks.nbytes].tobytes() == blocks.tobytes()
+    assert not actual[blocks.nbytes :].any()
 
 
-def assert_weights(fmt, blocks, found, expected):
+def assert_weights(fmt, blocks, actual, expected):
     """The host's weights exactly, or, of d * q - d * z with any number z, but for the rounding of the difference."""
     if fmt.zero is None and fmt.dtype[fmt.zero_field].kind == "f":
-        assert (np.abs(found - expected) <= magnitudes(fmt, blocks) * 2.0**-23).all()
+        assert (np.abs(actual - expected) <= magnitudes(fmt, blocks) * 2.0**-23).all()
     else:
-        assert_array_equal(found, expected)
+        assert_array_equal(actual, expected)
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # infinity times a code of 0
 def test_tiles_to_weights(fmt, backwards):
     """dequantize: every weight as NumPy decodes random bytes, infinite scales among them, exact in float."""
@@ -107,15 +107,15 @@ def test_tiles_to_weights(fmt, backwards):
         blocks = helpers.tame(fmt, blocks, np.random.default_rng(2))
     rows, _, along = sizes(fmt, blocks)
     expected = fmt.dequantize(blocks)
-    found = device_array(expected.shape, np.float32)
+    actual = device_array(expected.shape, np.float32)
     grid = along * tiles.k_blocks(fmt), -(-rows // tiles.ROWS)
     dequantize = kernel("dequantize", fmt, Out="float")
-    dequantize(grid, 128, to_device(tiles.pack(fmt, blocks)), found, *expected.shape, 1.0, backwards=backwards)
-    assert_weights(fmt, blocks, found, expected)
+    dequantize(grid, 128, to_device(tiles.pack(fmt, blocks)), actual, *expected.shape, 1.0, backwards=backwards)
+    assert_weights(fmt, blocks, actual, expected)
 
 
 @both_ways
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("columns", [7 * 32, 2500])
 def test_tiles_to_rows(fmt, columns, backwards):
     """gather_rows: those of an index, in its order and as often as it names them; nothing beside them is written."""
@@ -125,46 +125,46 @@ def test_tiles_to_rows(fmt, columns, backwards):
     index[:4] = rows - 1, 0, 8, 0
     expected = fmt.dequantize(blocks)[index]
     gather = kernel("gather_rows", fmt, **transforms.GATHER_ROWS.template(fmt, Out="float"))
-    packed, found = to_device(tiles.pack(fmt, blocks)), device_array(expected.shape, np.float32)
+    packed, actual = to_device(tiles.pack(fmt, blocks)), device_array(expected.shape, np.float32)
     grid = len(index), -(-4 * -(-expected.shape[1] // 64) // transforms.GATHER_THREADS)
     gather(
-        grid, transforms.GATHER_THREADS, packed, to_device(index), found, rows, expected.shape[1], backwards=backwards
+        grid, transforms.GATHER_THREADS, packed, to_device(index), actual, rows, expected.shape[1], backwards=backwards
     )
-    assert_weights(fmt, blocks[index], found, expected)
+    assert_weights(fmt, blocks[index], actual, expected)
 
 
 # ---------------------------------------------------------------- encoders
 
 
 def encoded(fmt, x, backwards=False):
-    """(blocks, what the CTAs found) of values [n, 32] float32 by the kernel."""
+    """(blocks, ENCODE_STATS of the CTAs) of values [n, 32] float32 by the kernel."""
     count, ctas = len(x), 2
-    made = device_array(-(-count // transforms.BLOCKS_PER_WARP) * transforms.BLOCKS_PER_WARP, fmt.dtype)
-    found = device_array(ctas, transforms.FOUND)
+    blocks = device_array(-(-count // transforms.BLOCKS_PER_WARP) * transforms.BLOCKS_PER_WARP, fmt.dtype)
+    stats = device_array(ctas, transforms.ENCODE_STATS)
     encode = kernel("encode", fmt, **transforms.ENCODE.template(fmt, In="float"))
-    encode(ctas, transforms.ENCODE_THREADS, to_device(x), made, found, count, backwards=backwards)
-    return made[:count], found
+    encode(ctas, transforms.ENCODE_THREADS, to_device(x), blocks, stats, count, backwards=backwards)
+    return blocks[:count], stats
 
 
-@each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
+@over_formats([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
 @settings(max_examples=15)
 @given(data=st.data())
 def test_encoders(fmt, data):
     """Four lanes a block make the bytes that NumPy makes, also of ties, zeros of either sign, subnormals."""
-    x = data.draw(values(fmt, most=150))
+    x = data.draw(values(fmt, max_count=150))
     with np.errstate(all="ignore"):  # 1 / d may be infinite
         expected = fmt.encode(x)
-    blocks, found = encoded(fmt, x, backwards=data.draw(st.booleans()))
+    blocks, stats = encoded(fmt, x, backwards=data.draw(st.booleans()))
     assert blocks.tobytes() == expected.tobytes()
-    assert found["refused"].min() == len(x)
+    assert stats["refused"].min() == len(x)
     wide = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
         error = np.square(fmt.decode(expected) - wide).sum()
-    assert found["error"].sum() == pytest.approx(error, rel=1e-4)
-    assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
+    assert stats["error"].sum() == pytest.approx(error, rel=1e-4)
+    assert stats["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
 
 
-@each([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
+@over_formats([fmt for fmt in EVERY_ENCODED_BLOCK if transforms.encodes(fmt)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
 def test_the_first_block_that_cannot_be_held(fmt, value):
     x = helpers.normal(100, 32)
@@ -174,15 +174,15 @@ def test_the_first_block_that_cannot_be_held(fmt, value):
     assert encoded(fmt, x)[1]["refused"].min() == (100 if refused is None else refused.argmax())
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @pytest.mark.parametrize("kind", ["float", "half"])
 @settings(max_examples=10)
 @given(data=st.data())
 def test_codebooks(fmt, kind, data):
     """quantize_codebook and dequantize_codebook: the absmax, the planes and the weights of NumPy."""
-    x = data.draw(values(fmt, most=150))
+    x = data.draw(values(fmt, max_count=150))
     if kind == "half":  # rounded to half, the largest that E4M4 holds would be one that it does not
-        x = np.clip(x, -min(31, fmt.limit), min(31, fmt.limit)).astype(np.float16)
+        x = np.clip(x, -min(31, fmt.encoding.limit), min(31, fmt.encoding.limit)).astype(np.float16)
     with np.errstate(all="ignore"):
         expected = fmt.encode(x.astype(np.float32))
     count, backwards = len(x), data.draw(st.booleans())
@@ -209,7 +209,7 @@ KINDS = [fmt for fmt in EVERY_TILED if fmt.name in OF_EACH_KIND]
 
 
 @both_ways
-@each(KINDS)
+@over_formats(KINDS)
 def test_products_in_float32(fmt, backwards):
     """gemv_simt: exact levels, float32 sums."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
@@ -223,7 +223,7 @@ def test_products_in_float32(fmt, backwards):
 
 
 @both_ways
-@each([fmt for fmt in KINDS if fmt.integer])
+@over_formats([fmt for fmt in KINDS if fmt.integer])
 def test_products_of_quantized_activations(fmt, backwards):
     """gemv_dp4a: integer dots by dp4a, of the bytes of a header."""
     w = helpers.random_tensor(fmt, 70, 300, np.random.default_rng(3))
@@ -236,7 +236,7 @@ def test_products_of_quantized_activations(fmt, backwards):
     helpers.assert_a8(y, x, w)
 
 
-@each([fmt for fmt in KINDS if fmt.integer and fmt.name != "u8_g256"])  # whose bytes are levels: no sums, no zero
+@over_formats([fmt for fmt in KINDS if fmt.integer])
 def test_products_of_extreme_activations(fmt):
     """gemv_dp4a of x from 1e-30 to 1e30."""
     w = helpers.random_tensor(fmt, 70, 320, np.random.default_rng(3))
@@ -246,7 +246,7 @@ def test_products_of_extreme_activations(fmt):
     gemv = kernel("gemv", fmt, In=Q8_1, Out="float", TOKENS=8, WARP_SPLIT_K=4)
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
     gemv(-(-n // tiles.ROWS), 512, to_device(tiles.pack(fmt, w.blocks)), to_device(blocks), y, n, k, len(x))
-    helpers.assert_a8_formula(y, x, w)
+    helpers.assert_a8_formula(y, x, w, fmt.tile.bytes_are_levels)
 
 
 # ---------------------------------------------------------------- activations
@@ -272,15 +272,15 @@ def test_activations_become_eight_bits(kind, activation, backwards):
     """quantize_activations_groups: the codes and scales of NumPy, zeros beyond m and k."""
     x = some_activations(kind)
     (m, k), group, want = x.shape, GROUPS[activation], qgemm.quantize_activations(x, activation).blocks
-    found = device_array((group_activations.nbytes(m, k, group),), np.uint8)
-    found[...] = 255
+    actual = device_array((group_activations.nbytes(m, k, group),), np.uint8)
+    actual[...] = 255
     quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
     grid = group_activations.rows_of(m) // GROUPS_TOKENS, 1
-    quantize(grid, 128, to_device(x), found, k, m, backwards=backwards)
-    got = group_activations.blocks_of(found, m, k, group)
+    quantize(grid, 128, to_device(x), actual, k, m, backwards=backwards)
+    got = group_activations.blocks_of(actual, m, k, group)
     for name in ("qs", "d"):
         assert_array_equal(got[name], want[name])
-    padded = group_activations.blocks_of(found, group_activations.rows_of(m), group_activations.columns_of(k), group)
+    padded = group_activations.blocks_of(actual, group_activations.rows_of(m), group_activations.columns_of(k), group)
     assert not padded["qs"][m:].any()
     assert not padded["qs"][:, k // 32 :].any()
     assert not padded["d"][m:].any()
@@ -295,16 +295,16 @@ def test_warps_of_a_kernel_make_the_same_eight_bits(kind, activation, backwards)
     x = some_activations(kind)
     (m, k), group = x.shape, GROUPS[activation]
     size, rows = group_activations.nbytes(m, k, group), group_activations.rows_of(m)
-    want, found = device_array((size,), np.uint8), device_array((WORK_QUEUE + size,), np.uint8)
+    want, actual = device_array((size,), np.uint8), device_array((WORK_QUEUE + size,), np.uint8)
     quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
     quantize((rows // GROUPS_TOKENS, 1), 128, to_device(x), want, k, m)
     within = kernel("quantize_x_by_warp", **byte_template(activation), GROUP=group)
     type_code = TYPE_CODES[next(name for name, c_type in C_TYPES.items() if c_type == kind)]
     for _ in range(2):
-        found[WORK_QUEUE:] = 255
-        within(3, 64, to_device(x), found, type_code, k, m, rows, backwards=backwards)
-        assert not found[:WORK_QUEUE].any()
-        assert_array_equal(found[WORK_QUEUE:], want)
+        actual[WORK_QUEUE:] = 255
+        within(3, 64, to_device(x), actual, type_code, k, m, rows, backwards=backwards)
+        assert not actual[:WORK_QUEUE].any()
+        assert_array_equal(actual[WORK_QUEUE:], want)
 
 
 @both_ways
@@ -313,11 +313,11 @@ def test_activations_become_blocks(kind, backwards):
     """quantize_activations: the bytes of NumPy, in the order of the weights; zeros beyond k."""
     x = some_activations(kind)
     expected = in_k_blocks(qgemm.quantize_activations(x).blocks)
-    found = device_array(expected.shape, activations.DTYPE)
+    actual = device_array(expected.shape, q8_1_k_blocks.DTYPE)
     quantize = kernel("quantize_activations", In=kind)
-    quantize((len(x), 1), 128, to_device(x), found, x.shape[1], len(x), backwards=backwards)
+    quantize((len(x), 1), 128, to_device(x), actual, x.shape[1], len(x), backwards=backwards)
     for name in ("qs", "ds"):
-        assert_array_equal(found[name], expected[name])
+        assert_array_equal(actual[name], expected[name])
 
 
 @pytest.mark.parametrize("kind", X_DTYPES)
@@ -332,19 +332,28 @@ def test_blocks_become_activations(kind):
         ("dequantize_activations", in_k_blocks(blocks), {"Out": out}),
         ("round_activations", x, {"In": kind, "Out": out}),
     ):
-        found = device_array(x.shape, expected.dtype)
+        actual = device_array(x.shape, expected.dtype)
         grid = (len(x), 1) if name == "dequantize_activations" else (-(-x.size // 1024), 1)
-        kernel(name, **types)(grid, 128, to_device(source), found, x.shape[1], len(x))
-        assert_array_equal(found, expected)
+        kernel(name, **types)(grid, 128, to_device(source), actual, x.shape[1], len(x))
+        assert_array_equal(actual, expected)
 
 
-def test_an_encoder_writes_every_bit_of_its_codes():
-    """SymmetricEncoder with codes of six bits, of which it would leave the sixth unwritten, does not compile."""
-    fmt = Q6_0
-    header = (harness.OF_TESTS / "formats" / "q6_0.cuh").read_text()
-    own, shared = "using Encoder = q6_0_encoder;", "using Encoder = SymmetricEncoder<q6_0_block, 32>;"
+SHARED_ENCODERS = (
+    ("q6_0", "SymmetricEncoder<q6_0_block, 32>", "write_codes has no place for the sixth bit of a code"),
+    ("q3_0", "SymmetricEncoder<q3_0_block, 4>", "write_codes writes codes of four or five bits"),
+    ("q3_0", "SymmetricEncoder<q3_0_block, 8>", "write_codes writes codes of four or five bits"),
+    ("q3_0", "SignedEncoder<q3_0_block>", "SignedEncoder writes codes of eight bits"),
+)
+
+
+@pytest.mark.parametrize(("name", "encoder", "sentence"), SHARED_ENCODERS, ids=lambda value: value[:32])
+def test_an_encoder_that_does_not_fit_the_block_does_not_compile(name, encoder, sentence):
+    """A shared encoder that would leave bits unwritten, or write beyond a field, is refused with the reason."""
+    fmt = OWN_FORMATS[name]
+    header = (harness.OF_TESTS / "formats" / f"{name}.cuh").read_text()
+    own = f"using Encoder = {name}_encoder;"
     assert own in header
-    made = {**codegen.headers(fmt), "formats/q6_0.cuh": header.replace(own, shared)}
+    headers = {**codegen.headers(fmt), f"formats/{name}.cuh": header.replace(own, f"using Encoder = {encoder};")}
     source = codegen.compose("encode", fmt, **transforms.ENCODE.template(fmt, In="float"))
-    with pytest.raises(harness.HostCompileError, match="write_codes has no place for the sixth bit of a code"):
-        harness.library(source, made)
+    with pytest.raises(harness.HostCompileError, match=sentence):
+        harness.library(source, headers)

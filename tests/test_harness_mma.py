@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness.products import problem, run_decode, run_prefill
 from q8_1_blocks import in_k_blocks
-from strategies import EVERY_INTEGER, EVERY_TILED, each
+from strategies import EVERY_INTEGER, EVERY_TILED, over_formats
 
 import qgemm
 from qgemm.cuda.jit.twins import TYPE_CODES
@@ -21,7 +21,7 @@ from qgemm.cuda.problem import Q8_1
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_prefill(fmt):
     """W dequantized to half in registers, sums in float32, over CTAs in order."""
     w, x, expected, bound = problem(fmt, 5)
@@ -29,7 +29,7 @@ def test_prefill(fmt):
     assert (np.abs(y - expected) <= bound).all()
 
 
-@each(EVERY_INTEGER)
+@over_formats(EVERY_INTEGER)
 def test_prefill_of_quantized_activations(fmt):
     """Integer products of codes."""
     w, x, _, _ = problem(fmt, 5)
@@ -38,7 +38,7 @@ def test_prefill_of_quantized_activations(fmt):
     helpers.assert_a8(y, x, w)
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_decode(fmt):
     """Codes on tensor cores as they lie, scales on sums in float32."""
     w, x, expected, bound = problem(fmt, 5)
@@ -46,15 +46,16 @@ def test_decode(fmt):
     assert (np.abs(y - expected) <= bound).all()
 
 
-@each([fmt for fmt in EVERY_INTEGER if fmt.name != "u8_g256"])  # whose bytes are levels: no sums, no zero
+@over_formats(EVERY_INTEGER)
 def test_extreme_activations(fmt):
     """x from 1e-30 to 1e30, and spikes: prefill_sm80_a8 and decode_a8, which also quantizes x itself."""
     w, _, _, _ = problem(fmt, 5)
     x = helpers.extreme(w.shape[1])
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
-    helpers.assert_a8_formula(run_prefill(fmt, prefill_sm80.A8, Q8_1, blocks, w, len(x), 2), x, w)
+    y = run_prefill(fmt, prefill_sm80.A8, Q8_1, blocks, w, len(x), 2)
+    helpers.assert_a8_formula(y, x, w, fmt.tile.bytes_are_levels)
     y = run_decode(fmt, "decode_a8", Q8_1, blocks, w, len(x))
-    helpers.assert_a8_formula(y, x, w)
+    helpers.assert_a8_formula(y, x, w, fmt.tile.bytes_are_levels)
     np.testing.assert_array_equal(run_decode(fmt, "decode_a8", "float", x, w, len(x)), y)
 
 
@@ -72,12 +73,12 @@ def test_epilogue(out, bias, residual):
         None if residual is None else (-3 * scale * helpers.normal(m, n, seed=6)).astype(helpers.float_dtype(residual))
     )
     y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, out, bias, residual)
-    expected = sum((some.astype(np.float64) for some in (bias, residual) if some is not None), expected)
+    expected = sum((term.astype(np.float64) for term in (bias, residual) if term is not None), expected)
     bound = bound + np.abs(expected) * (helpers.ROUNDING[out] + 2.0**-22)
     assert (np.abs(y.astype(np.float64) - expected) <= bound).all()
 
 
-@each(EVERY_INTEGER)
+@over_formats(EVERY_INTEGER)
 def test_decode_of_quantized_activations(fmt):
     """Integer products of codes."""
     w, x, _, _ = problem(fmt, 5)
@@ -85,25 +86,25 @@ def test_decode_of_quantized_activations(fmt):
     helpers.assert_a8(y, x, w)
 
 
-@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit3", "iq2_s", "iq3_xxs")])
+@over_formats([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit3", "iq2_s", "iq3_xxs")])
 def test_decode_of_one_token(fmt):
     """One row of x is read as the eight columns of an instruction."""
     w, x, expected, bound = problem(fmt, 1)
     assert (np.abs(run_decode(fmt, "decode", "half", x.astype(np.float16), w, 1) - expected) <= bound).all()
 
 
-@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0")])
+@over_formats([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0")])
 @pytest.mark.parametrize("cluster", [2, 4])
 def test_decode_by_clusters(fmt, cluster):
     """CTAs of a cluster share K: each stores its part of the rows, the sums of the others included."""
     for m in (1, 5):
         w, x, expected, bound = problem(fmt, m, k=1344)
-        some = {"m16_tiles": 4, "warp_split_k": 3, "cluster_split_k": cluster}
-        y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, **some)
+        options = {"m16_tiles": 4, "warp_split_k": 3, "cluster_split_k": cluster}
+        y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, **options)
         assert (np.abs(y - expected) <= bound).all()
 
 
-@each([qgemm.FORMATS[name] for name in ("q1_0", "u2_g128", "u4z_g128", "s7_1of2")])
+@over_formats([qgemm.FORMATS[name] for name in ("q1_0", "u2_g128", "u4z_g128", "s7_1of2")])
 @pytest.mark.parametrize(
     ("m", "source", "dtype"), [(1, "half", np.float16), (13, "half", np.float16), (5, "float", "f4")]
 )

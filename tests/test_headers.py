@@ -11,7 +11,7 @@ import harness
 import pytest
 from formats_of_tests import TEST_FORMATS
 from kernel_batches import passes_front_end
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 from qgemm.cuda.jit import codegen, sources
 from qgemm.cuda.jit.cache import cached
@@ -40,7 +40,7 @@ def test_instructions_are_in_ptx():
     assert {path.name for path in files if path.parent.name != "ptx"} == set()
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_a_unit_is_includes_and_config(fmt):
     """Nothing of a format or a template is at file scope: all of it is a member of qgemm::Config."""
     for kernel, template in dict(routes.variants(fmt, 90)).items():
@@ -62,7 +62,7 @@ def test_a_kernel_is_the_only_name_at_file_scope(kernel):
 
 
 @pytest.mark.compiles
-@each(TEST_FORMATS)
+@over_formats(TEST_FORMATS)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
 def test_kernels_of_the_formats_of_tests(fmt, arch):
     """Groups of 128 and 256 weights, a zero of each group: one template of each kernel passes the front end, and on
@@ -70,12 +70,12 @@ def test_kernels_of_the_formats_of_tests(fmt, arch):
     """
     name = f"formats/{fmt.name}.cuh"
     of_tests = {} if fmt.family else {name: (harness.OF_TESTS / name).read_text()}
-    made = {**codegen.headers(fmt), **of_tests}
+    headers = {**codegen.headers(fmt), **of_tests}
     kernels = dict(routes.variants(fmt, int(re.sub(r"\D", "", arch))))
     assert len(kernels) > 4
     for kernel, template in kernels.items():
         source = codegen.compose(routes.source_of(kernel), fmt, **template)
         if arch == "sm_90a" and kernel not in compile_kernels.BY_TURNS:
-            assert "0 bytes spill stores" in cached(source, arch, made).report, kernel
+            assert "0 bytes spill stores" in cached(source, arch, headers).report, kernel
         else:
-            passes_front_end(source, arch, made)
+            passes_front_end(source, arch, headers)

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.cuda.jit import codegen, nvrtc
@@ -16,7 +16,7 @@ from qgemm.cuda.layout import tile as tiles
 
 
 @pytest.mark.compiles
-@each(TILED)
+@over_formats(TILED)
 def test_tile_struct_has_the_size_of_its_dtype(fmt):
     """The generated static_assert is what holds the two together: a wrong size does not compile."""
     source, headers = codegen.compose("dequantize", fmt, Out="half"), codegen.headers(fmt)
@@ -59,11 +59,11 @@ def position_of_bit(bits, pairs, step, j, r, plane):
     """(word, bit) of one bit of a code that counts levels."""
     index, first = divmod(4 * step + 2 * (j % 2) + r, pairs)
     size, bit = 2 * bits * pairs, bits * (pairs * (j // 2) + first) + plane
-    word, at = divmod(index, 32 // size)
-    return (word, size * at + bit) if word < bits else (bit // 2, 30 + bit % 2)
+    word, first_bit = divmod(index, 32 // size)
+    return (word, size * first_bit + bit) if word < bits else (bit // 2, 30 + bit % 2)
 
 
-@each([fmt for fmt in TILED if fmt.slots])  # of grids: test_harness_kernels.py
+@over_formats([fmt for fmt in TILED if fmt.tile.slots])  # test_harness_kernels.py has grids
 def test_block_structs_lead_from_blocks_to_tiles(fmt):
     """The generated constants, read as kernels/pack/pack.cu reads them, give the tile of qgemm/cuda/layout/tile.py."""
     text = codegen.block_structs(fmt)
@@ -72,7 +72,7 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
         for name, line in re.findall(rf"struct {fmt.name}_block_(\w+) (.*)", text)
     }
     lists = [list(map(int, values.split(", "))) for values in re.findall(r"\[\] = {([\d, ]+)}", text)]
-    coded = [name for name in fmt.dtype.names if name in fmt.slots]
+    coded = [name for name in fmt.dtype.names if name in fmt.tile.slots]
     bits_of = dict(zip(coded, zip(lists[::2], lists[1::2], strict=True), strict=True))
     count, dtype = tiles.columns(fmt) // fmt.weights, tiles.tile_dtype(fmt)
     raw = np.frombuffer(np.random.default_rng(3).bytes(64 * count * fmt.block_bytes), np.uint8).reshape(64, -1)
@@ -99,5 +99,7 @@ def test_block_structs_lead_from_blocks_to_tiles(fmt):
                 tile[tiles.k_blocks(fmt) * k_block_bytes + to + index * unit + byte % unit] = raw[
                     row, block * fmt.block_bytes + number["AT"] + byte
                 ]
-    unchanged = dataclasses.replace(fmt, to_tile=None)  # of which the format's header has a twin
+    unchanged = dataclasses.replace(
+        fmt, tile=dataclasses.replace(fmt.tile, to_tile=None)
+    )  # the format's header has a twin of it
     assert tile.tobytes() == tiles.pack(unchanged, raw.view(fmt.dtype)).tobytes()

@@ -11,13 +11,13 @@ from helpers import exact, tame
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
-from strategies import CODEBOOKS, codebooks, each, problems, raw_blocks, seeds, values
+from strategies import CODEBOOKS, codebooks, over_formats, problems, raw_blocks, seeds, values
 
 import qgemm
 from qgemm.codec import e4m4
 from qgemm.codec.codebook import (
     BINS,
-    LEAST,
+    MIN_ABSMAX,
     SCALE,
     below_bins,
     nearest,
@@ -63,7 +63,7 @@ def test_default_codebooks_stay_as_they_are():
     assert digest == "5bf50aa09b65b0cb44b9fc062f871df92537017408c495e34320d72cb2447a15"
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
     """As the kernel finds bins: edges before a value's bin are below it, and at most one more if bins hold one each."""
@@ -73,7 +73,7 @@ def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
     near = (inside, np.nextafter(inside, np.float32(-1)), np.nextafter(inside, np.float32(1)))
     v = np.concatenate([*near, np.linspace(-1, 1, 1281, dtype=np.float32)])
     below = (v[:, None] > between).sum(axis=1)
-    for inexact in (1 - 2.0**-22, 1, 1 + 2.0**-22):  # of the factor's 24 bits, the last two
+    for inexact in (1 - 2.0**-22, 1, 1 + 2.0**-22):  # the last two of the factor's 24 bits
         place = v * np.float32(BINS / 4 * inexact) + np.float32(1.5 * 2**23 + BINS / 4)
         bins = place.view(np.uint32) % BINS
         assert bins.max() <= BINS // 2
@@ -81,13 +81,13 @@ def test_bins_leave_at_most_the_edges_of_their_own(fmt, data):
         assert not apart or (below - before[bins] <= 1).all()
 
 
-DIVISORS = [np.float32(LEAST), *np.float32(2.0) ** np.arange(-26, 16), np.float32(3e-3), np.float32(65519.9)]
+DIVISORS = [np.float32(MIN_ABSMAX), *np.float32(2.0) ** np.arange(-26, 16), np.float32(3e-3), np.float32(65519.9)]
 
 
-@each(CODEBOOKS[::2])
+@over_formats(CODEBOOKS[::2])
 @given(data=st.data())
 def test_products_compare_as_rounded_quotients_do(fmt, data):
-    """Beside each edge, subnormal quotients and ties among them included; float64 rounds only what is far from 0."""
+    """Beside each edge, subnormal quotients and ties among them included; float64 rounds only numbers far from 0."""
     between = search(data.draw(codebooks(fmt) | st.just(fmt.codebook)))[0].clip(-2, 2)[:, None, None]
     rng = data.draw(seeds())
     d = np.float32([*DIVISORS, *2.0 ** rng.uniform(-26, 16, 50)])[:, None]
@@ -100,13 +100,13 @@ def test_products_compare_as_rounded_quotients_do(fmt, data):
         ],
         axis=2,
     )
-    e, h = (found.astype(np.float64) for found in product_edges(between))
+    e, h = (part.astype(np.float64) for part in product_edges(between))
     first = (e * d - SCALE * x).astype(np.float32)
     np.testing.assert_array_equal(h * d + first < 0, x / d > between)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@each(CODEBOOKS[::2])
+@over_formats(CODEBOOKS[::2])
 @given(data=st.data())
 @example(data=None)
 def test_short_values_compare_by_one_product(fmt, dtype, data):
@@ -114,14 +114,14 @@ def test_short_values_compare_by_one_product(fmt, dtype, data):
     dtype = np.dtype(bfloat16 if dtype == "bfloat16" else dtype)
     codebook = data.draw(codebooks(fmt)) if data else fmt.codebook
     between = search(codebook)[0].clip(-2, 2)
-    found = short_edges(between)
-    assume(found is not None)
+    edges_of_x = short_edges(between)
+    assume(edges_of_x is not None)
     positive = np.arange(1, 0x7C00, dtype=np.uint16).view(dtype)
-    numbers, most = positive.astype(np.float32), positive[-1]
-    d = np.append(numbers[(numbers >= LEAST) & (numbers < 2**16)], LEAST)
-    for edge, e in zip(between, found.astype(np.float64), strict=True):
+    numbers, largest = positive.astype(np.float32), positive[-1]
+    d = np.append(numbers[(numbers >= MIN_ABSMAX) & (numbers < 2**16)], MIN_ABSMAX)
+    for edge, e in zip(between, edges_of_x.astype(np.float64), strict=True):
         near = np.clip(np.float64(edge) * d, -d, d).astype(dtype)
-        for x in (near, np.nextafter(near, np.zeros_like(near)), np.nextafter(near, np.copysign(most, near))):
+        for x in (near, np.nextafter(near, np.zeros_like(near)), np.nextafter(near, np.copysign(largest, near))):
             x = x.astype(np.float32)
             np.testing.assert_array_equal(e * d - x < 0, x / d > edge)
 
@@ -134,7 +134,7 @@ def test_default_codebooks_are_looked_up_by_one_comparison():
 
 
 @pytest.mark.slow
-@each(CODEBOOKS[::2])
+@over_formats(CODEBOOKS[::2])
 @settings(max_examples=100)
 @given(data=st.data())
 def test_nearest_against_brute_force(fmt, data):
@@ -149,11 +149,11 @@ def test_nearest_against_brute_force(fmt, data):
     assert nearest(v, codebook).tolist() == want
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_blocks_against_the_definition(fmt, data):
     """A block at a time, a weight at a time."""
-    x = data.draw(values(fmt, most=4))
+    x = data.draw(values(fmt, max_count=4))
     fmt = with_codebook(fmt, data.draw(codebooks(fmt)))
     packed = fmt.encode(x)
     decoded = fmt.decode(packed)
@@ -169,15 +169,15 @@ def test_blocks_against_the_definition(fmt, data):
         indices = nearest(row / max(absmax, np.float32(1e-8)), fmt.codebook)
         planes = [int(plane) for plane in block["planes"]]
         assert indices.tolist() == [sum((plane >> j & 1) << b for b, plane in enumerate(planes)) for j in range(32)]
-        with np.errstate(over="ignore"):  # of extreme codebooks
+        with np.errstate(over="ignore"):  # extreme codebooks overflow
             np.testing.assert_array_equal(w, np.float32(float(stored)) * fmt.codebook[indices])
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.float64, np.float16, ">f4"], ids=str)
 def test_codebooks_of_every_kind(kind):
     levels = [1.0, -1.0, 0.25, 0.25]
-    given = kind(levels) if kind in (list, tuple) else np.array(levels, kind)
-    w = qgemm.quantize(np.array([[1.0, -1.0, 0.3, 0.0] * 8]), "kbit2", codebook=given)
+    codebook = kind(levels) if kind in (list, tuple) else np.array(levels, kind)
+    w = qgemm.quantize(np.array([[1.0, -1.0, 0.3, 0.0] * 8]), "kbit2", codebook=codebook)
     assert w.codebook.tolist() == levels
     assert not w.codebook.flags.writeable
     assert w.dequantize()[0, :4].tolist() == [1, -1, 0.25, 0.25]
@@ -193,21 +193,21 @@ def test_a_codebook_is_the_tensors_own():
     assert w[1, 2:].codebook is w.codebook
     np.testing.assert_array_equal(w[1, 2:].dequantize(), w.dequantize()[1, 2:])
     np.testing.assert_array_equal(qgemm.matmul(np.eye(64), w[1]), w.dequantize()[1].T)
-    again = qgemm.quantize(x, w.format)
-    assert again.blocks.tobytes() == w.blocks.tobytes()
+    encoded = qgemm.quantize(x, w.format)
+    assert encoded.blocks.tobytes() == w.blocks.tobytes()
     assert qgemm.quantize(x, "kbit3").codebook is qgemm.FORMATS["kbit3"].codebook
     assert qgemm.quantize(x, "q4_0").codebook is None
 
 
 def test_formats_are_equal_if_name_and_codebook_are():
     plain = qgemm.FORMATS["kbit2"]
-    one, two = (with_codebook(plain, [0, 0.25, 0.5, 1]) for _ in range(2))
-    assert one == two
-    assert hash(one) == hash(two)
-    assert len({one, two, plain, with_codebook(plain, plain.codebook)}) == 2
-    assert one != plain != qgemm.FORMATS["kbit2_f16"]
-    assert with_codebook(plain, [-0.0, 0.25, 0.5, 1]) != one
-    assert (str(one), one.bpw, one.group) == ("KBIT2", 2.25, 32)
+    first, two = (with_codebook(plain, [0, 0.25, 0.5, 1]) for _ in range(2))
+    assert first == two
+    assert hash(first) == hash(two)
+    assert len({first, two, plain, with_codebook(plain, plain.codebook)}) == 2
+    assert first != plain != qgemm.FORMATS["kbit2_f16"]
+    assert with_codebook(plain, [-0.0, 0.25, 0.5, 1]) != first
+    assert (str(first), first.bpw, first.group) == ("KBIT2", 2.25, 32)
 
 
 def test_kinds_of_absmax():
@@ -283,7 +283,7 @@ def test_float64_that_rounds_to_the_limit_is_refused():
 # ---------------------------------------------------------------- products
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_products_with_any_codebook(fmt, data):
     """Within the bound of float32 sums over K, of any rows, for levels of any order and sign."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import CODEBOOKS, codebooks, each, seeds
+from strategies import CODEBOOKS, codebooks, over_formats, seeds
 
 import qgemm
 
@@ -63,7 +63,7 @@ def adversarial(draw, fmt) -> np.ndarray:
     return np.clip(x, -31, 31).astype(np.float32)
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @settings(max_examples=100)
 @given(data=st.data())
 def test_error_within_its_bound(fmt, data):
@@ -85,7 +85,7 @@ def test_error_within_its_bound(fmt, data):
     assert (error <= bound[:, None]).all()
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @settings(max_examples=100)
 @given(data=st.data())
 def test_error_with_the_default_codebook(fmt, data):

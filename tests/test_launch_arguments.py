@@ -213,7 +213,7 @@ def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeyp
         "m": 5,
         "x_rows": group_activations.rows_of(5),
         "split_k": 2,
-        "epilogue": bytes(EpilogueArguments(Outputs(300, 310, 320), Types.of(*output[1:]))),
+        "epilogue": bytes(EpilogueArguments(Outputs(300, 310, 320), Types.from_names(*output[1:]))),
     }
     known |= {"factor": 2.0 ** (level - p.exponent), "unit": 2.0**p.exponent}
     expected = [(name, kind, known[name]) for name, kind in parameters(kernel.source or kernel.name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import layouts
 import numpy as np
-from strategies import GRIDS, each
+from strategies import GRIDS, over_formats
 
 import qgemm
 
@@ -17,7 +17,7 @@ def test_every_type_has_a_line():
     assert "| 12 | 256 | 32 | 144 | 4.5 | d * sc * q - dmin * m | d f16, dmin f16, scales 12, qs 128 |" in q4_k
 
 
-@each(GRIDS)
+@over_formats(GRIDS)
 def test_formulas_of_grids_are_those_of_the_package(fmt):
     """The formula of a grid gives the level of a block with scale 1 and all other bits 0."""
     name, formula = fmt.name, fmt.formula

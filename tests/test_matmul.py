@@ -11,7 +11,7 @@ import pytest
 from helpers import assert_a8_formula, exact, random_tensor, tame
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import EVERY, EVERY_BLOCK, each, problems, raw_blocks, weights
+from strategies import EVERY, EVERY_BLOCK, over_formats, problems, raw_blocks, weights
 
 import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
@@ -20,7 +20,7 @@ from qgemm.cpu import reference as cpu
 M_EDGES = st.sampled_from((1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.FEW_TOKENS))
 
 
-@each(EVERY)
+@over_formats(EVERY)
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a16_within_bound(fmt, data):
@@ -43,7 +43,7 @@ def test_products_do_not_depend_on_how_work_is_cut(constant, m, monkeypatch):
     assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w)
 
 
-@each(EVERY)
+@over_formats(EVERY)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_bias_and_residual_are_added_in_float32(fmt, data):
@@ -90,7 +90,7 @@ def test_addends_that_do_not_fit_are_named():
         qgemm.matmul(x, w, bias=np.ones(5, np.int64))
 
 
-@each(EVERY)
+@over_formats(EVERY)
 def test_identity_gives_the_decoded_matrix(fmt):
     rng = np.random.default_rng(4)
     k = max(96, 2 * fmt.weights)
@@ -98,7 +98,7 @@ def test_identity_gives_the_decoded_matrix(fmt):
     np.testing.assert_array_equal(qgemm.matmul(np.eye(k, dtype=np.float32), w), w.dequantize().T)
 
 
-@each(EVERY)
+@over_formats(EVERY)
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [3, 100])
 def test_nan_stays_in_its_row(fmt, activation, m):
@@ -122,7 +122,7 @@ def test_nan_stays_in_its_row(fmt, activation, m):
     np.testing.assert_array_equal(y[~touched], clean[~touched])
 
 
-@each(EVERY_BLOCK)
+@over_formats(EVERY_BLOCK)
 @given(data=st.data())
 def test_raw_blocks_multiply_as_they_decode(fmt, data):
     """Any bit pattern is data: the product is finite exactly where the float64 product of decoded weights is.
@@ -182,7 +182,7 @@ def test_mapped_and_big_endian_x(tmp_path):
     np.testing.assert_array_equal(qgemm.matmul(x.astype(">f4"), w), qgemm.matmul(x, w))
 
 
-@each(EVERY)
+@over_formats(EVERY)
 def test_empty_m_n_or_k(fmt):
     block = fmt.weights
     for m, n, count in ((0, 3, 2), (2, 0, 2), (2, 3, 0), (0, 0, 0)):

@@ -13,7 +13,7 @@ from experts import known_layer, known_matmul, random_experts, routed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moe_on_host import Launch, device, install, on_device, within
-from strategies import EVERY_TILED, by_turns, each, seeds
+from strategies import EVERY_TILED, by_turns, over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -42,7 +42,7 @@ def host(monkeypatch):
     Launch.seen.clear()
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @few
 @given(data=st.data())
 def test_each_token_by_its_experts(fmt, data, host):

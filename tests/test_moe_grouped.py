@@ -14,7 +14,7 @@ from harness import check_guards, device_array
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from moe_on_host import Launch, device, graph_of, graphs, install, on_device, within
-from strategies import each, seeds
+from strategies import over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -59,8 +59,8 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
         tokens=tokens,
         segment=SEGMENT,
         chunks=chunks,
-        chunks_of_row=Divisor.of(chunks),
-        slots_of_row=Divisor.of(slots_of_x),
+        chunks_of_row=Divisor.by(chunks),
+        slots_of_row=Divisor.by(slots_of_x),
     )
     for name, array in {
         "ids": given_ids, "counts": counts, "token_tiles": token_tiles, "rows": rows, "x": x, "sorted": found,
@@ -133,7 +133,7 @@ def test_all_tiles_of_experts_are_multiplied_once(loads, row_tiles, units, ctas)
     count = len(listed) * row_tiles
     if not count:
         return
-    sizes = StreamK(ctas=Divisor.of(ctas), work_units=Divisor.of(units), row_tiles=Divisor.of(row_tiles))
+    sizes = StreamK(ctas=Divisor.by(ctas), work_units=Divisor.by(units), row_tiles=Divisor.by(row_tiles))
     found = np.zeros((count + 3 * ctas, 7), np.int32)
     n = tiles_library().grouped(
         listed.ctypes.data_as(ctypes.c_void_p), len(listed), row_tiles, units, ctas, ctypes.byref(sizes),
@@ -236,7 +236,7 @@ def spoilt(rng, ids, e):
     return ids, nobody
 
 
-@each([Q4_0, Q8_0, qgemm.FORMATS["q4_k"]])
+@over_formats([Q4_0, Q8_0, qgemm.FORMATS["q4_k"]])
 @few
 @given(data=st.data())
 def test_products_come_back_to_their_places(fmt, data, host):

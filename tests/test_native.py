@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import assert_a8_formula, exact, extreme, random_tensor
 from numpy.testing import assert_array_equal
-from strategies import EVERY_CODES, each
+from strategies import EVERY_CODES, over_formats
 
 import qgemm
 from qgemm.arguments import KINDS
@@ -49,7 +49,7 @@ def activations_of(fmt: Format) -> tuple[str, ...]:
     return OF_INTEGERS if fmt.integer else ("a16",)
 
 
-@each(SERVED + UNLISTED)
+@over_formats(SERVED + UNLISTED)
 @pytest.mark.parametrize("m", M)
 @pytest.mark.parametrize("blocks", [1, 3, 11])
 def test_products(fmt, m, blocks):
@@ -62,7 +62,7 @@ def test_products(fmt, m, blocks):
     assert excess(qgemm.matmul(x, w), exact(x, w), a16_bound(x, magnitudes(fmt, w.blocks))) <= 1
 
 
-@each([fmt for fmt in EVERY_CODES + UNLISTED if fmt.integer and libraries.source(fmt)])
+@over_formats([fmt for fmt in EVERY_CODES + UNLISTED if fmt.integer and libraries.source(fmt)])
 def test_products_of_eight_bits_are_numpys(fmt, monkeypatch):
     """Bit for bit, NaN and infinity among x and scales: rows, tiles, groups and super-blocks cut short."""
     rng = np.random.default_rng(3)
@@ -83,7 +83,7 @@ def test_products_of_eight_bits_are_numpys(fmt, monkeypatch):
             assert_array_equal(blocks_of_x[field], want[0][field])
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 def test_levels_and_scales_are_the_formats(fmt):
     """With the identity as x a product is the decoded matrix, bit for bit: raw blocks, each code and scale."""
     rng = np.random.default_rng(1)
@@ -94,7 +94,7 @@ def test_levels_and_scales_are_the_formats(fmt):
     assert (np.abs(y - want) <= 2.0**-23 * scale).all()  # minimum and scale are rounded once each
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 def test_types_of_x_and_y(fmt, dtype):
     from helpers import float_dtype
@@ -114,7 +114,7 @@ def test_types_of_x_and_y(fmt, dtype):
     assert_array_equal(qgemm.matmul(x, w, bias=bias, residual=residual), plain + bias + residual)
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 @pytest.mark.parametrize("m", [1, 16])
 def test_weights_are_what_decoding_gives(fmt, m):
     """Bit for bit for formats whose weights are floats, with a row of x and with tiles."""
@@ -141,7 +141,7 @@ def test_a_codebook_belongs_to_the_tensor(bits):
         assert excess(qgemm.matmul(x, w), exact(x, w), a16_bound(x, magnitudes(w.format, w.blocks))) <= 1
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 @pytest.mark.parametrize("m", [3, 16])
 def test_memory_of_any_alignment(fmt, m):
     """Blocks, x and y at an odd address, as a file that is mapped may have its tensors; the same bits."""
@@ -163,7 +163,7 @@ def test_memory_of_any_alignment(fmt, m):
         assert_array_equal(out, qgemm.matmul(x, w, activation))
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 def test_no_rows(fmt):
     """x or W without rows gives y without them."""
     w = random_tensor(fmt, 4, columns(fmt, 1), np.random.default_rng(0))
@@ -174,7 +174,7 @@ def test_no_rows(fmt):
         assert qgemm.matmul(np.ones((3, k), np.float32), w[:0], activation).shape == (3, 0)
 
 
-@each(INTEGER)
+@over_formats(INTEGER)
 def test_x_of_any_magnitude(fmt):
     w = random_tensor(fmt, 40, 768, np.random.default_rng(3))
     x = np.resize(extreme(768), (7, 768))
@@ -182,7 +182,7 @@ def test_x_of_any_magnitude(fmt):
     assert np.isfinite(qgemm.matmul(x, w)).all()
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 @pytest.mark.parametrize("m", [6, 24])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_in_its_row(fmt, m, value):
@@ -258,7 +258,7 @@ RUN_HERE = [
 ]  # CPUs with fewer instructions than this one
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 @pytest.mark.parametrize("narrow", RUN_HERE)
 def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     """The same sources for other CPUs: the same numbers, also of the codes and activations that saturate most."""

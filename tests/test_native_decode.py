@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import float_dtype, random_tensor, set_scales
 from numpy.testing import assert_array_equal
-from strategies import each
+from strategies import over_formats
 
 import qgemm
 from qgemm.codec.format import FLOATS
@@ -33,7 +33,7 @@ def assert_same_bits(values, want):
     assert_array_equal(values.view(unsigned)[~nan], want.view(unsigned)[~nan])
 
 
-@each(WITH_HEADER)
+@over_formats(WITH_HEADER)
 def test_weights_are_numpys(fmt, monkeypatch):
     """Any bytes, with scales that are zero, infinite, NaN or subnormal; rows that end within 256 weights."""
     rng = np.random.default_rng(1)

@@ -53,7 +53,7 @@ def test_bytes_are_those_of_numpy(name, fmt, monkeypatch, data):
     x = np.where(rng.random(x.shape) < rng.choice([0, 0.1, 0.9]), 0, x).astype(np.float32)
     column_weights = np.where(rng.random(x.shape) < 0.1, 0, rng.random(x.shape)).astype(np.float32)
     for importance in (column_weights, None):
-        if fmt.needs_importance if importance is None else name not in WEIGHTED:
+        if fmt.encoding.needs_importance if importance is None else name not in WEIGHTED:
             continue
 
         def encoded(importance=importance):
@@ -97,7 +97,7 @@ def test_numpy_refuses_the_same_blocks(name, fmt, monkeypatch, seed, value):
         except QuantizeError as error:
             return str(error)
 
-    if fmt.needs_importance:
+    if fmt.encoding.needs_importance:
         return
     by_c = encoded()
     monkeypatch.setenv("QGEMM_CPU", "numpy")

@@ -11,7 +11,7 @@ from harness import device_array, to_device
 from helpers import random_blocks, tame
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from strategies import EVERY_TILED, each, seeds
+from strategies import EVERY_TILED, over_formats, seeds
 
 from qgemm import FORMATS
 from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
@@ -26,7 +26,12 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 @cache
 def kernel(fmt: Format, source: str):
     exponents = row_scale.range_of(fmt, source)
-    limits = {"LEVEL": exponents.level, "HEADROOM": exponents.above, "MIN": exponents.least, "MAX": exponents.most}
+    limits = {
+        "LEVEL": exponents.level,
+        "HEADROOM": exponents.above,
+        "MIN": exponents.min_weight,
+        "MAX": exponents.max_weight,
+    }
     template = {"In": source, **{f"ROW_SCALE_{name}": value for name, value in limits.items()}}
     unit = f'{codegen.config(fmt, **template)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
     return harness.library(unit, codegen.headers(fmt))
@@ -76,7 +81,7 @@ def factors(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, .
     )
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @settings(max_examples=10)
 @given(seeds(), st.integers(-24, 14))
 @example(np.random.default_rng(0), 14)  # the largest rows, which are made smaller than by half's least number
@@ -96,7 +101,7 @@ def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, exponent):
     assert (np.abs(found - want) <= np.maximum(np.abs(want) * 2.0**-11, 3 * 2.0**-25)).all()
 
 
-@each([FORMATS[name] for name in ("q4_0", "q4_k", "mxfp4", "kbit3")])
+@over_formats([FORMATS[name] for name in ("q4_0", "q4_k", "mxfp4", "kbit3")])
 @settings(max_examples=10)
 @given(seeds(), st.integers(-24, 14))
 def test_bf16_weights_are_rounded_once(fmt, rng, exponent):
@@ -121,7 +126,7 @@ OF_EACH_KIND = ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit3", "u4z_g128", "u8_g256",
 GROUPED = [fmt for fmt in EVERY_TILED if fmt.name in OF_EACH_KIND]
 
 
-@each(GROUPED)
+@over_formats(GROUPED)
 @pytest.mark.parametrize("few_tokens", [False, True])
 @pytest.mark.parametrize("stage", [1, 2, 4])
 @settings(max_examples=3)
@@ -149,7 +154,7 @@ def eight_bit_scales(fmt: Format):
 EIGHT = ("q4_0", "q5_1", "q8_0", "q2_0", "q4_k", "q6_k", "mxfp4", "iq2_xs")  # a code, scale and minimum of each kind
 
 
-@each([fmt for fmt in EVERY_TILED if fmt.name in EIGHT])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.name in EIGHT])
 @settings(max_examples=3)
 @given(seeds(), st.integers(-24, 10))
 def test_weights_become_eight_bits(fmt, rng, exponent):

@@ -10,7 +10,7 @@ import pytest
 from eight_bit_codes import codes_of, of_units
 from harness.products import run_eight_bits
 from helpers import normal, random_tensor
-from strategies import CODES, each
+from strategies import CODES, over_formats
 
 import qgemm
 from qgemm.codec.error_bound import a8_g256_exact, excess
@@ -36,7 +36,7 @@ def prepared(x, kind):
 
 @pytest.mark.compiles
 @harness.needs_compiler
-@each([format_of(name) for name in SOME])
+@over_formats([format_of(name) for name in SOME])
 def test_products_are_the_formula_in_exact_integers(fmt):
     """N, K and M that end inside a tile, a stage and a token tile; integers are of the kernel's codes of W."""
     (kind,) = INTEGER
@@ -96,7 +96,7 @@ def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity(kind):
 
 
 @every_kind
-@each(CODES)
+@over_formats(CODES)
 @pytest.mark.parametrize("sm", [80, 86, 89, 100, 120])
 def test_a_plan_for_every_product(fmt, sm, kind):
     """It fits the GPU's shared memory, and does not keep more sums of split_k than it may."""

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.cuda.driver.launch import TensorMap
@@ -92,16 +92,16 @@ def test_stream_k_where_split_k_leaves_much_idle():
 BOUNDS = [0, 1e-45, 2.0**-100, 2.0**-17, 1e-3, 0.24, 1, 1e4, 128.5 * 65504, 2.0**27, 1e30, 3e38]
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("source", ["half", "bf16"])
 def test_no_scale_or_weight_overflows_half_in_its_unit(fmt, source):
     unit = row_scale.range_of(fmt, source)
     assert unit.level + 24 <= 15 or tiles.code_exponent(fmt) is not None
     for bound in BOUNDS:
         weight = unit.weight(bound)
-        assert unit.least <= weight <= unit.most
+        assert unit.min_weight <= weight <= unit.max_weight
         assert all(-126 <= x <= 127 for x in (weight, -weight, -weight - unit.level))  # powers of two in float32
-        if weight < unit.most:
+        if weight < unit.max_weight:
             assert bound * 2.0**-weight < 2.0**15
             assert bound / float(tiles.largest_code(fmt)) * 2.0 ** (-weight - unit.level) <= 2.0**15
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from strategies import FORMATS, TILED, each
+from strategies import FORMATS, TILED, over_formats
 
 import qgemm
 from qgemm.cuda.jit import nvrtc, sources
@@ -32,7 +32,7 @@ def test_architectures():
     ]
 
 
-@each(MULTIPLIED)
+@over_formats(MULTIPLIED)
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 def test_routes(fmt, activation):
     """The first row that fits wins; a problem without a kernel is printed whole."""
@@ -55,7 +55,7 @@ def test_routes(fmt, activation):
         routes.route(Problem(fmt, activation, 1, 64, 96, 70))
 
 
-@each(MULTIPLIED)
+@over_formats(MULTIPLIED)
 def test_a_row_serves_what_it_says(fmt):
     """At each end of every row, and one beyond: of tokens, and of compute capabilities."""
     sizes = sorted({m + more for row in routes.ROUTES for m in row.tokens for more in (0, 1)} | {1, 4096})
@@ -69,7 +69,7 @@ def test_a_row_serves_what_it_says(fmt):
 
 
 @pytest.mark.slow
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("sm", [80, 86, 90, 100, 120])
 def test_decode_fits_its_shared_memory(fmt, sm):
     """For any matrix and type of x, the pipelines and barriers of a CTA fit into the GPU's shared memory."""
@@ -85,7 +85,7 @@ def test_decode_fits_its_shared_memory(fmt, sm):
 
 
 @pytest.mark.slow
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_variants_of_a_prefill_kernel_are_limited(fmt, sm):
     counts = Counter(kernel for kernel, _ in routes.variants(fmt, sm) if kernel.startswith("prefill"))
@@ -93,7 +93,7 @@ def test_variants_of_a_prefill_kernel_are_limited(fmt, sm):
     assert max(counts.values()) <= MAX_VARIANTS
 
 
-@each([fmt for fmt in TILED if not fmt.family])
+@over_formats([fmt for fmt in TILED if not fmt.family])
 def test_kernels_of_one_source_differ_in_their_templates(fmt):
     """Functions are cached by source and template: two records with one template would share a function."""
     names: dict[Any, str] = {}
@@ -156,7 +156,7 @@ def test_clusters_share_long_rows_alone():
             assert not MOE_DECODE.choose(p).prefetch
 
 
-@each([fmt for fmt in TILED if fmt.integer])
+@over_formats([fmt for fmt in TILED if fmt.integer])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 @pytest.mark.parametrize(
     ("kernel", "source"),
@@ -173,7 +173,7 @@ def test_of_ctas_meant_to_be_alone_an_sm_holds_one(fmt, kernel, source, tokens):
         assert config.warp_split_k < 16 or 2 * shared > 228 << 10, config
 
 
-@each([fmt for fmt in TILED if fmt.needs_table])
+@over_formats([fmt for fmt in TILED if fmt.needs_table])
 @pytest.mark.parametrize("tokens", [1, 8, 16])
 def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
     """An SM has 228 KB for the pipelines and barriers of its CTAs, and 1 KB of the system for each of them."""
@@ -186,7 +186,7 @@ def test_two_ctas_with_a_table_fit_an_sm_where_two_are_meant(fmt, tokens):
 
 
 @pytest.mark.slow
-@each(MULTIPLIED)
+@over_formats(MULTIPLIED)
 @pytest.mark.parametrize("sm", [80, 86, 89, 90, 100, 120])
 def test_every_kernel_has_a_warp(fmt, sm):
     """Also beside a table of levels of 64 KiB, where a CTA has 99 KiB of shared memory."""

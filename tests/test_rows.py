@@ -12,7 +12,7 @@ import pytest
 from harness import argument_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import TILED, by_turns, each, seeds
+from strategies import TILED, by_turns, over_formats, seeds
 
 import qgemm
 from qgemm.cuda import libraries, rows
@@ -53,7 +53,7 @@ def on_device(w: qgemm.Tensor) -> DeviceTensor:
     return DeviceTensor(w.format, w.shape, cupy_like.asarray(packed.view(np.uint8).reshape(*packed.shape, -1)))
 
 
-@each(TILED)
+@over_formats(TILED)
 @given(data=st.data())
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_of_an_index(fmt, data, host):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sanitize
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 from qgemm.cuda.kernels import prefill_sm90, sm90_grid
 from qgemm.cuda.layout import tile as tiles
@@ -22,7 +22,7 @@ def grid(config, m, n, sms, fmt):
     return sm90_grid.grid_of(config.tiles(m, row_blocks), -(-K // unit), sms, config.single_tile, k_blocks)
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("sms", [78, 114, 132])
 @pytest.mark.parametrize("n", sanitize.M)
 def test_split_k_is_what_was_asked_for(fmt, sms, n, monkeypatch):
@@ -38,7 +38,7 @@ def test_split_k_is_what_was_asked_for(fmt, sms, n, monkeypatch):
             assert tile_grid == (count * split_k, 0, split_k)
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("sms", [114, 132])
 def test_a_pair_of_ctas_shares_tiles_of_several_row_blocks(fmt, sms, monkeypatch):
     """Independent of the format's own choice; the last tile lacks its second row_block."""
@@ -66,7 +66,7 @@ def test_words_are_tools_formats_and_families(monkeypatch, capsys):
     assert capsys.readouterr().out.count("clean") == 6
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_any_bytes_are_blocks(fmt):
     w = sanitize.random_tensor(fmt, (3, 8, 512), np.random.default_rng(0))
     assert (w.shape, w.format) == ((3, 8, 512), fmt)

@@ -38,7 +38,7 @@ def schedule(grid, count, units):
 @given(number=st.integers(0, 2**31 - 1), by=st.one_of(st.integers(1, 5000), st.integers(1, 2**31)))
 def test_divisors_divide(number, by):
     """The numbers beside a multiple are included, since quotients go wrong there first."""
-    divisor = Divisor.of(by)
+    divisor = Divisor.by(by)
     for dividend in {number, number // by * by, max(0, number // by * by - 1), 2**31 - 1}:
         assert kernel().divide(ctypes.byref(divisor), dividend) == dividend // by
 

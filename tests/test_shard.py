@@ -7,7 +7,7 @@ import pytest
 from helpers import exact, random_tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import EVERY, each, raw_blocks, seeds
+from strategies import EVERY, over_formats, raw_blocks, seeds
 
 import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
@@ -39,7 +39,7 @@ def test_shares_of_an_axis_are_whole_steps_and_even(size, step, world):
     assert min(counts) >= 1
 
 
-@each(EVERY)
+@over_formats(EVERY)
 @given(data=st.data())
 def test_shards_put_together_are_the_tensor(fmt, data):
     """Random bytes, along each axis of a matrix and of experts; as bytes for a GPU too."""
@@ -56,7 +56,7 @@ def test_shards_put_together_are_the_tensor(fmt, data):
             assert np.shares_memory(byte_rows(shard.blocks[0]), blocks)
 
 
-@each(ALL)
+@over_formats(ALL)
 def test_bytes_of_rows_are_copied_only_where_they_lie_apart(fmt):
     blocks = np.frombuffer(np.random.default_rng(0).bytes(6 * 5 * fmt.block_bytes), fmt.dtype).reshape(6, 5)
     for view, shared in ((blocks, True), (blocks[::2, 1:4], True), (blocks[:, 3:4], True), (blocks[:, ::2], False)):
@@ -66,7 +66,7 @@ def test_bytes_of_rows_are_copied_only_where_they_lie_apart(fmt):
         assert np.shares_memory(rows, blocks) is shared
 
 
-@each([fmt for fmt in EVERY if fmt.levels is not None])
+@over_formats([fmt for fmt in EVERY if fmt.levels is not None])
 @given(rng=seeds(), world=st.integers(1, 3), m=st.integers(1, 5))
 def test_products_of_shards_are_the_product(fmt, rng, world, m):
     """Columns of y bit for bit; sums over shares of K within the bound of a sum in float32 with more terms."""

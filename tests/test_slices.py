@@ -10,7 +10,7 @@ from gates import function, gated_bound
 from harness import products
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import each
+from strategies import over_formats
 
 import qgemm
 from qgemm.cuda.jit.grid_codegen import COLUMNS
@@ -43,7 +43,7 @@ def multiplied(fmt, source, x, w, **config):
     return products.run_decode(fmt, "decode_slices", source, given_x, w, 1, **config)
 
 
-@each([*SLICED, *FAMILIES])
+@over_formats([*SLICED, *FAMILIES])
 def test_one_token(fmt):
     """Every format: float32 sums of exact products, in two chunks if x has more columns than a CTA holds."""
     for k in (320, 4500):
@@ -51,7 +51,7 @@ def test_one_token(fmt):
         assert (np.abs(multiplied(fmt, "half", x, w) - expected) <= bound_of(x, w)).all()
 
 
-@each([qgemm.FORMATS[name] for name in ("q2_k", "q1_0", "iq2_xs")])
+@over_formats([qgemm.FORMATS[name] for name in ("q2_k", "q1_0", "iq2_xs")])
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**31), spread=st.sampled_from([0, 3, 40]), zeros=st.booleans())
 def test_x_of_any_range(fmt, seed, spread, zeros):
@@ -75,7 +75,7 @@ def test_x_that_is_not_finite(value):
     assert np.isnan(multiplied(fmt, "float", x, w)).all()
 
 
-@each([qgemm.FORMATS[name] for name in ("q3_k", "iq1_s")])
+@over_formats([qgemm.FORMATS[name] for name in ("q3_k", "iq1_s")])
 @pytest.mark.parametrize("m16_tiles", [1, 8])
 def test_shares_of_rows(fmt, m16_tiles):
     """A part of a row_block, and two of them."""
@@ -84,7 +84,7 @@ def test_shares_of_rows(fmt, m16_tiles):
     assert (np.abs(y - expected) <= bound_of(x, w)).all()
 
 
-@each([qgemm.FORMATS[name] for name in ("q2_k", "iq2_xs")])
+@over_formats([qgemm.FORMATS[name] for name in ("q2_k", "iq2_xs")])
 def test_one_launch_of_gate_and_up(fmt):
     """y is the gate of one product times the other, each with the bits of a launch of its own."""
     rng = np.random.default_rng(9)

@@ -14,7 +14,7 @@ import tune_sm90
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_batches import passes_front_end
-from strategies import EDGES, EVERY_TILED, TILED, each
+from strategies import EDGES, EVERY_TILED, TILED, over_formats
 
 import qgemm
 from qgemm.cuda import configs
@@ -44,7 +44,7 @@ def measured():
 
 
 @pytest.mark.slow
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_every_problem_has_a_config(fmt):
     """Each GPU and matrix has both types of x, in turn for one m and the next."""
     matrices = list(itertools.product((64, 2112, 4160, 8192, 28672, 1 << 26), (32, 8192), SMS))
@@ -58,7 +58,7 @@ def test_every_problem_has_a_config(fmt):
                 assert config.tiles(m, n // tiles.ROWS) <= sms
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("x", ["half", "bf16"])
 def test_configs_fit_every_format(fmt, x):
     """The conditions of kernels/gemm/prefill_sm90.cu, which compiling checks for some."""
@@ -82,7 +82,7 @@ def test_four_row_blocks_are_for_one_token_tile_of_most_of_the_sms():
 
 
 @pytest.mark.compiles
-@each(TILED)
+@over_formats(TILED)
 def test_shared_memory_is_what_the_kernel_lays_out(fmt):
     """smem_bytes against sizeof(Smem), of every config: one unit asserts them all."""
     lines = [f'#include "formats/{fmt.name}.cuh"', '#include "gemm/sm90/smem.cuh"']
@@ -134,7 +134,7 @@ def test_predictions_are_near_what_was_measured():
     assert np.percentile(errors, 90) < 0.05
 
 
-@each([fmt for fmt in TILED if fmt.integer])
+@over_formats([fmt for fmt in TILED if fmt.integer])
 def test_time_grows_evenly_with_m(fmt):
     """Predicted times of 4096 x 4096: one more row of x never costs less, nor much more."""
     us = [sm90_cost.ranked(problem(fmt, m, 4096, 4096))[0][1] for m in range(16, 513)]
@@ -165,7 +165,7 @@ def test_formats_that_were_not_tuned_take_the_nearest_ones_configs():
     assert configs.read(sm90_cost.DATA)["tiles"].keys() == configs.read(sm90_cost.DATA)["formats"].keys()
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_what_is_chosen_is_among_what_is_tuned(fmt):
     """tools/tune_sm90.py."""
     timed = {config for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000) for config in tune_sm90.candidates(fmt, m)}

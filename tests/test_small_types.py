@@ -9,7 +9,7 @@ import pytest
 from helpers import DATA
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import each, seeds
+from strategies import over_formats, seeds
 
 import qgemm
 from qgemm.formats import nvfp4
@@ -51,7 +51,7 @@ def test_one_block_is_like_many(name, data):
     assert fmt.encode(x)[3:4].tobytes() == fmt.encode(x[3:4]).tobytes()
 
 
-@each(WITHOUT_ORACLE)
+@over_formats(WITHOUT_ORACLE)
 def test_any_bytes_decode(fmt):
     """By the definition: scale times code, weight by weight."""
     raw = np.random.default_rng(1).integers(0, 256, (50, fmt.block_bytes), np.uint8)
@@ -65,7 +65,7 @@ def test_any_bytes_decode(fmt):
             assert value == np.float32(d) * (2 * code - 1 if bits == 1 else code - 1)
 
 
-@each(WITHOUT_ORACLE)
+@over_formats(WITHOUT_ORACLE)
 def test_a_block_of_another_size_is_refused(fmt, tmp_path):
     """Forks have other blocks under these numbers; their tensors end elsewhere."""
     qgemm.write(tmp_path / "x.gguf", {"w": qgemm.quantize(np.ones((4, 256), np.float32), fmt)})
@@ -80,10 +80,12 @@ def test_a_block_of_another_size_is_refused(fmt, tmp_path):
 @given(seeds())
 def test_scales_of_nvfp4(rng):
     """The nearest; what a byte stands for comes back. Just below the normal numbers ggml has the one below those."""
-    halves = nvfp4.SCALES[: nvfp4.MOST + 1] * 2
+    halves = nvfp4.SCALES[: nvfp4.MAX_SCALE + 1] * 2
     known = halves < 256  # ggml writes no other above
     assert (nvfp4.scales(halves[known]) == np.flatnonzero(known)).all()
     values = np.append(np.exp2(rng.uniform(-6, 7.9, 500)), rng.uniform(0, 7.5 / 512, 500)).astype(np.float32)
     error = np.abs(halves[nvfp4.scales(values)] - values)
     assert (error <= np.abs(halves[known][:, None] - values).min(axis=0)).all()
-    assert (nvfp4.scales(np.array([0, 7.75 / 512, 300, 1e30], np.float32)) == [0, 7, nvfp4.MOST, nvfp4.MOST]).all()
+    assert (
+        nvfp4.scales(np.array([0, 7.75 / 512, 300, 1e30], np.float32)) == [0, 7, nvfp4.MAX_SCALE, nvfp4.MAX_SCALE]
+    ).all()

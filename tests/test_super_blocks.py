@@ -41,18 +41,18 @@ def test_a_super_block_does_not_depend_on_its_neighbours(name, data):
     count = data.draw(st.sampled_from([1, 2, 65, 512, 513]))
     x = (rng.standard_normal((count, 256)) * np.exp2(rng.integers(-20, 20, (count, 1)))).astype(np.float32)
     of = rng.uniform(0, 4, x.shape).astype(np.float32)
-    for encode in (fmt.encode, lambda values: fmt.weighted(values, of[: len(values)])):
+    for encode in (fmt.encode, lambda values: fmt.encoding.weighted(values, of[: len(values)])):
         all_at_once = encode(x)
         assert all_at_once[:1].tobytes() == encode(x[:1]).tobytes()
     one = count - 1
     assert fmt.encode(x)[one:].tobytes() == fmt.encode(x[one:]).tobytes()
-    assert fmt.weighted(x, of)[one:].tobytes() == fmt.weighted(x[one:], of[one:]).tobytes()
+    assert fmt.encoding.weighted(x, of)[one:].tobytes() == fmt.encoding.weighted(x[one:], of[one:]).tobytes()
 
 
 @each_k_quant
 def test_no_blocks_of_no_values(name):
     fmt, none = qgemm.FORMATS[name], np.zeros((0, 256), np.float32)
-    assert len(fmt.encode(none)) == len(fmt.weighted(none, none)) == 0
+    assert len(fmt.encode(none)) == len(fmt.encoding.weighted(none, none)) == 0
 
 
 @each_k_quant

@@ -10,15 +10,16 @@ from helpers import bytes_as_blocks
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, FORMATS, GRIDS, codebooks, each, raw_blocks
+from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, FORMATS, GRIDS, codebooks, over_formats, raw_blocks
 
 import qgemm
+from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import unpack_bit_planes
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import check_tiled
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @given(data=st.data())
 def test_unpack_gives_the_blocks_back(fmt, data):
     shape = data.draw(st.integers(1, 140)), data.draw(st.integers(1, 7))
@@ -28,7 +29,7 @@ def test_unpack_gives_the_blocks_back(fmt, data):
     assert tiles.unpack(fmt, packed, shape[0], shape[1] * fmt.weights).tobytes() == raw.tobytes()
 
 
-@each([fmt for fmt in FORMATS if not fmt.plain])
+@over_formats([fmt for fmt in FORMATS if not fmt.plain])
 def test_tensors_of_what_has_tiles_are_taken(fmt):
     """A format whose fields tiles can hold goes to a GPU; any other is refused there, by its name."""
     tensor = qgemm.Tensor(fmt, (1, fmt.weights), np.zeros((1, 1), fmt.dtype))
@@ -39,7 +40,7 @@ def test_tensors_of_what_has_tiles_are_taken(fmt):
             check_tiled(tensor.format, repr(tensor))
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_bulk_copies_are_aligned(fmt, groups):
     """No padding inside a tile, and every part that one copy brings starts on 16 bytes and is a multiple of them."""
@@ -58,15 +59,17 @@ def one_tile(fmt, seed):
     return bytes_as_blocks(fmt, (64, count), np.random.default_rng(seed))
 
 
-@each([fmt for fmt in EVERY_INTEGER if fmt.slots])
+@over_formats([fmt for fmt in EVERY_INTEGER if fmt.tile.slots])
 def test_codes_lie_where_the_rules_say(fmt):
     """Straight from the module's text: byte j of lane (g, t) is column (2t, 2t + 8, 2t + 1, 2t + 9)[j] of a step.
 
-    Of some formats before their words are changed once more.
+    Formats with to_tile are tested without it.
     """
     raw = one_tile(fmt, 1)
-    k_blocks = tiles.pack(dataclasses.replace(fmt, to_tile=None), raw)["k_blocks"][0, 0]
-    for name, order in fmt.slots.items():
+    k_blocks = tiles.pack(dataclasses.replace(fmt, tile=dataclasses.replace(fmt.tile, to_tile=None)), raw)["k_blocks"][
+        0, 0
+    ]
+    for name, order in fmt.tile.slots.items():
         bits = 8 * fmt.dtype[name].itemsize // fmt.weights
         stream = np.unpackbits(np.ascontiguousarray(raw[name]).view(np.uint8), axis=-1, bitorder="little")
         slots = stream.reshape(*raw.shape, fmt.weights, bits) @ (1 << np.arange(bits))
@@ -94,11 +97,11 @@ def test_words_of_mxfp4_are_halves():
     np.testing.assert_array_equal(halves.transpose(0, 5, 1, 3, 4, 2, 6), v / 2**15)
 
 
-@each([fmt for fmt in EVERY_TILED if fmt.digits is not None])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.tile.digits is not None])
 def test_digits_lie_where_the_rules_say(fmt):
     """Byte and digit of every pair of codes, as the docstring of qgemm/cuda/layout/ternary.py says."""
     raw = one_tile(fmt, 7)
-    k_blocks, codes = tiles.pack(fmt, raw)["k_blocks"][0, 0], fmt.digits.unpack(raw.reshape(-1)).reshape(64, 4, 64)
+    k_blocks, codes = tiles.pack(fmt, raw)["k_blocks"][0, 0], fmt.tile.digits.unpack(raw.reshape(-1)).reshape(64, 4, 64)
     for k_block, warp, lane, step, far, r in np.ndindex(4, 4, 32, 4, 2, 2):
         (g, t), pair = divmod(lane, 4), 4 * step + 2 * far + r
         words = k_blocks[k_block]
@@ -107,27 +110,27 @@ def test_digits_lie_where_the_rules_say(fmt):
             digit = pair % 5 if pair < 15 else t
             byte = own >> 8 * ((0, 1, 4)[pair // 5] + (1 if pair // 5 == 2 else 2) * e) if pair < 15 else None
             byte = int(words["qh"][warp, g]) >> 8 * e if byte is None else byte
-            found = ((byte & 255) * 3**digit & 255) * 3 >> 8
-            assert found == codes[16 * warp + 8 * r + g, k_block, 16 * step + 8 * far + 2 * t + e]
+            decoded = ((byte & 255) * 3**digit & 255) * 3 >> 8
+            assert decoded == codes[16 * warp + 8 * r + g, k_block, 16 * step + 8 * far + 2 * t + e]
 
 
-@each([fmt for fmt in EVERY_TILED if fmt.digits is not None])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.tile.digits is not None])
 def test_bytes_that_are_no_number_decode_alike(fmt):
     """A tile gives the canonical ones back, of the same weights; an encoder writes no others."""
     raw = np.frombuffer(np.random.default_rng(8).bytes(130 * 2 * fmt.block_bytes), fmt.dtype).reshape(130, 2)
     back = tiles.unpack(fmt, tiles.pack(fmt, raw), 130, 2 * fmt.weights)
-    assert back.tobytes() == fmt.digits.canonical(raw).tobytes() != raw.tobytes()
+    assert back.tobytes() == fmt.tile.digits.canonical(raw).tobytes() != raw.tobytes()
     np.testing.assert_array_equal(fmt.dequantize(back), fmt.dequantize(raw))
     encoded = fmt.quantize(np.random.default_rng(9).standard_normal((4, fmt.weights)))
-    assert fmt.digits.canonical(encoded).tobytes() == encoded.tobytes()
+    assert fmt.tile.digits.canonical(encoded).tobytes() == encoded.tobytes()
 
 
-@each([fmt for fmt in EVERY_TILED if "qh" in fmt.slots and fmt.code_bits < 7])  # seven lie as seven_bits.py says
+@over_formats([fmt for fmt in EVERY_TILED if fmt.tile.to_tile is overlapping.to_tile])
 def test_words_of_five_and_six_bits_overlap(fmt):
     """As the docstring of qgemm/codec/layouts/overlapping.py says: two codes in every byte, with the rest of a step."""
     raw = one_tile(fmt, 5)
-    k_blocks = tiles.pack(fmt, raw)["k_blocks"][0, 0]  # of fields [k_block][warp, 1, lane, word]
-    low, rest = (k_blocks[name][:, :, 0] for name in ("qs" if "qs" in fmt.slots else "ql", "qh"))
+    k_blocks = tiles.pack(fmt, raw)["k_blocks"][0, 0]  # fields [k_block][warp, 1, lane, word]
+    low, rest = (k_blocks[name][:, :, 0] for name in fmt.tile.slots)
     bits = 4 + rest.shape[-1]
     codes = fmt.decode_levels(raw.reshape(-1)).codes.reshape(64, -1, 64)
     for k_block, warp, lane, step, j in np.ndindex(*low.shape, 4):
@@ -135,12 +138,12 @@ def test_words_of_five_and_six_bits_overlap(fmt):
         w, f = int(low[k_block, warp, lane, step]), int(rest[k_block, warp, lane, step * (bits - 4) // 4])
         by = (2 * bits - 8) * step % 8
         f = (f >> by | f << 32 - by) & 0xFFFFFFFF
-        found = [(w ^ f) >> 8 * j & 2**bits - 1, (w >> 8 * j & 0xFF) >> 8 - bits]
+        actual = [(w ^ f) >> 8 * j & 2**bits - 1, (w >> 8 * j & 0xFF) >> 8 - bits]
         column = 16 * step + (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9)[j]
-        assert found == [codes[16 * warp + 8 * r + g, k_block, column] for r in range(2)]
+        assert actual == [codes[16 * warp + 8 * r + g, k_block, column] for r in range(2)]
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 def test_indices_lie_where_the_rules_say(fmt):
     """Codes that count levels: row, column and bit of each bit of a lane's words."""
     raw = one_tile(fmt, 3)
@@ -153,13 +156,13 @@ def test_indices_lie_where_the_rules_say(fmt):
         g, t = divmod(lane, 4)
         index, first = divmod(4 * step + 2 * far + r, rows_of_index)
         bit = bits * (rows_of_index * e + first) + b
-        word, at = divmod(index, 32 // size)
-        word, at = (word, size * at + bit) if word < bits else (bit // 2, 30 + bit % 2)
+        word, first_bit = divmod(index, 32 // size)
+        word, first_bit = (word, size * first_bit + bit) if word < bits else (bit // 2, 30 + bit % 2)
         code = codes[16 * warp + 8 * r + g, 16 * step + 8 * far + 2 * t + e]
-        assert words[warp, lane, word] >> at & 1 == code >> b & 1
+        assert words[warp, lane, word] >> first_bit & 1 == code >> b & 1
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 def test_tables_fit_and_their_copies_share_no_bank(fmt):
     """A row of copies is one word from every bank, or from every second where a table would be too large."""
     table = tiles.table(fmt)
@@ -169,7 +172,7 @@ def test_tables_fit_and_their_copies_share_no_bank(fmt):
     assert 2**table.bits == len(fmt.codebook) ** (2 * table.pairs)
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_levels_are_brought_into_the_range_of_half(fmt, data):
     """Any codebook: its largest level is finite and not lost."""
@@ -181,10 +184,10 @@ def test_levels_are_brought_into_the_range_of_half(fmt, data):
     assert tiles.level_exponent(fmt) == 0
 
 
-@each(GRIDS)
+@over_formats(GRIDS)
 def test_numbers_of_a_grid_lie_where_the_rules_say(fmt):
     """Straight from the text of qgemm/codec/layouts/grid.py: the index and the signs of every point of a tile."""
-    raw, grid = one_tile(fmt, 6), fmt.grid
+    raw, grid = one_tile(fmt, 6), fmt.tile.grid
     codes = fmt.decode_levels(raw.reshape(-1)).codes.reshape(64, 4, 4, 16 // grid.weights, grid.weights)
     k_blocks, owners = tiles.pack(fmt, raw)["k_blocks"][0, 0], 16 // grid.weights
     points, high = grid.points(), {"qh": grid.high - ("qt" in k_blocks.dtype.names), "qt": 1}
@@ -213,7 +216,7 @@ def sign(words, warp, g, quarter, bit):
     return sum(others + [second >> bit % 8 + 8 * i & 1 for i in range(3)]) % 2
 
 
-@each([fmt for fmt in EVERY_TILED if fmt.slots])
+@over_formats([fmt for fmt in EVERY_TILED if fmt.tile.slots])
 def test_fields_per_block_lie_where_the_rules_say(fmt):
     raw = one_tile(fmt, 2)
     tile = tiles.pack(fmt, raw)[0, 0]
@@ -228,16 +231,16 @@ def test_slots_without_order_are_refused():
     fmt = qgemm.FORMATS["q8_0"]
     swapped = (1, 0, *range(2, 32))
     with pytest.raises(ValueError, match="Q8_0: the slots of qs"):
-        tiles.bits_of_codes(dataclasses.replace(fmt, slots={"qs": swapped}), "qs")
+        tiles.bits_of_codes(dataclasses.replace(fmt, tile=dataclasses.replace(fmt.tile, slots={"qs": swapped})), "qs")
 
 
-@each([fmt for fmt in FORMATS if not fmt.tiled])
+@over_formats([fmt for fmt in FORMATS if not fmt.tiled])
 def test_formats_without_slots_have_no_tile(fmt):
     with pytest.raises(qgemm.UnsupportedError, match=f"{fmt} has no device tile"):
         tiles.tile_dtype(fmt)
 
 
-@each([fmt for fmt in EVERY_TILED if "d" in fmt.scale_fields])
+@over_formats([fmt for fmt in EVERY_TILED if "d" in fmt.scale_fields])
 def test_bounds_ignore_every_nan(fmt):
     """A scale of raw bytes may be a signalling NaN, of which arithmetic complains."""
     blocks = np.zeros((1, 3), fmt.dtype)
@@ -248,7 +251,7 @@ def test_bounds_ignore_every_nan(fmt):
     assert 128 <= tiles.row_absmax(fmt, blocks)[0] < np.inf
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 @given(data=st.data())
 def test_bounds_hold_for_every_finite_weight(fmt, data):
     """A minimum larger than all that its scale makes included, but not a weight whose bound is beyond float32."""

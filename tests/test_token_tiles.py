@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import EVERY_TILED, each
+from strategies import EVERY_TILED, over_formats
 
 import qgemm
 from qgemm.cuda.kernels import moe_sort
@@ -41,7 +41,7 @@ def test_few_slots_are_not_sorted_and_tiles_grow_with_the_load():
     assert token_tile((Size(qgemm.FORMATS["q8_0"], 64, 64),), 1 << 17, 1) in GROUPED_TOKENS
 
 
-@each(EVERY_TILED)
+@over_formats(EVERY_TILED)
 def test_a_cta_has_room_beside_its_pipeline(fmt):
     """Its static shared memory fits as well; every format has a config for every token tile."""
     assert all(config_of(fmt, tokens) for tokens in GROUPED_TOKENS)

@@ -43,7 +43,7 @@ def assert_division():
     """Divisor of the host, divide() of the device."""
     library = harness.library(f'#include "{harness.FOLDER / "schedule.cpp"}"', codegen.headers())
     for number, by in ((6, 3), (1000, 7), (2**31 - 1, 132)):
-        assert library.divide(ctypes.byref(Divisor.of(by)), number) == number // by
+        assert library.divide(ctypes.byref(Divisor.by(by)), number) == number // by
 
 
 def assert_activations():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import Lanes, device_array, to_device
 from helpers import exact, normal, random_tensor
-from strategies import each
+from strategies import over_formats
 
 import qgemm
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
@@ -18,7 +18,7 @@ from qgemm.cuda.layout import tile
 from qgemm.formats.groups import members
 
 pytestmark = [pytest.mark.family, pytest.mark.compiles]
-each_of_the_family = each(members())
+each_of_the_family = over_formats(members())
 
 
 @each_of_the_family

@@ -89,7 +89,7 @@ def signal_to_noise(x: NDArray[np.float32], fmt: Format) -> float:
 
     Formats that need an importance matrix get one in which all weights are equally important.
     """
-    blocks = by_importance(fmt, x, np.ones(x.shape[-1])) if fmt.needs_importance else fmt.quantize(x)
+    blocks = by_importance(fmt, x, np.ones(x.shape[-1])) if fmt.encoding.needs_importance else fmt.quantize(x)
     error = fmt.dequantize(blocks, np.float64) - x
     return 10 * float(np.log10(np.mean(x.astype(np.float64) ** 2) / np.mean(error**2)))
 

@@ -56,7 +56,7 @@ def random_tensor(fmt: Any, shape: tuple[int, ...], rng: Any) -> Any:
 
     blocks = (*shape[:-1], shape[-1] // fmt.weights)
     raw = np.frombuffer(rng.bytes(int(np.prod(blocks)) * fmt.block_bytes), fmt.dtype).reshape(blocks)
-    return qgemm.Tensor(fmt, shape, raw if fmt.digits is None else fmt.digits.canonical(raw))
+    return qgemm.Tensor(fmt, shape, raw if fmt.tile.digits is None else fmt.tile.digits.canonical(raw))
 
 
 def clusters(w: Any, rng: Any, sm: int) -> None:

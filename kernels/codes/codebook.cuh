@@ -1,19 +1,19 @@
 // Codebooks: w = absmax * codebook[q].
 //
-// Levels are looked up two or four at a time in a table in shared memory, rounded to the type of operand A (half: by
-// 2^-11 of a level at most, times a power of two that brings them into its range). The table takes the first
-// TABLE_BYTES of dynamic shared memory; a kernel fills it first. `levels` are exact.
+// A table in shared memory returns two or four levels at a time, rounded to the type of operand A (half: by at most
+// 2^-11 of a level, times a power of two that brings levels into its range). Dynamic shared memory begins with the
+// table, TABLE_BYTES of it, and kernels fill it before they decode. `levels` are exact.
 #pragma once
 
-#include "half_scales.cuh"
+#include "codes/half_scales.cuh"
 #include "ptx/dynamic_smem.cuh"
 #include "ptx/laneid.cuh"
 
 namespace qgemm {
 
-// The absmax of rows g and g + 8 of one block of a tile's two.
+// The absmax of rows g and g + 8 of one of a tile's two blocks.
 __device__ inline float2 absmax_pair(const half (&blocks)[2][2], int block) { return row_pair(blocks[block]); }
-// E4M4: exponent and mantissa stand in a half as in the byte, times 2^-4; that is exact, as are subnormal ones.
+// E4M4: the byte shifted by 6 is a half, which is 2^-4 times the number; exact for subnormal numbers, too.
 __device__ inline float2 absmax_pair(const u8 (&blocks)[2][2], int block) {
     const u32 bytes = *reinterpret_cast<const u32*>(blocks);
     const u32 halves = __byte_perm(bytes, 0, block ? 0x4342 : 0x4140) << 6;
@@ -55,12 +55,11 @@ struct Codebook : Fields {
     __device__ float2 scale(int m16, int g, int block) const { return absmax_pair(this->absmax[m16][g], block); }
     __device__ float2 minimum(int, int, int) const { return {}; }
 
-    // Levels times 2^-exponent, by the first threads of a CTA, which must meet before they look anything up. Unrolled,
-    // so that loads do not wait for each other; and no branch, after which ptxas would work out the address of the
-    // table anew for every lookup.
+    // Fills the table with levels times 2^-exponent, by the first threads of a CTA, without a barrier. Unrolled so that
+    // loads overlap, and without a branch, after which ptxas would recompute the table's address for every lookup.
     template <class T, int THREADS>
     static __device__ void fill_table(int exponent) {
-        constexpr int PER_ENTRY = (1 << ROW_BITS) / 16, STORES = PER_ENTRY << Book::INDEX_BITS;  // of 16 bytes
+        constexpr int PER_ENTRY = (1 << ROW_BITS) / 16, STORES = PER_ENTRY << Book::INDEX_BITS;  // 16-byte stores
         const float factor = two_to(-exponent);
         const auto pair = [&](u32 index, int i) {
             alignas(4) const T both[2] = {from_float<T>(factor * level(index, i)),
@@ -77,29 +76,29 @@ struct Codebook : Fields {
     }
 
 private:
-    static constexpr int BITS = sizeof(Codes::planes) / 4, PAIRS = Book::INDEX_BITS / (2 * BITS);  // pairs of an entry
+    static constexpr int BITS = sizeof(Codes::low) / 4, PAIRS = Book::INDEX_BITS / (2 * BITS);  // pairs in an entry
     static constexpr int PER_WORD = 32 / Book::INDEX_BITS, WHOLE = PER_WORD * BITS;  // indices within one word
     static constexpr int ROW_BITS = Book::COPIES * PAIRS == 32 ? 7 : 6;  // below the index, in an offset into the table
     static_assert(4 * PAIRS * Book::COPIES == 1 << ROW_BITS,
                   "copies of an entry lie in one row or half a row of banks");
 
-    // Offset into the table of entry number i, in this lane's copy.
+    // The offset in the table of the lane's index number i, in this lane's copy.
     static __device__ u32 offset(const Codes& codes, int i) {
         const u32 copy = laneid() % Book::COPIES * (4 * PAIRS);
         if (i < WHOLE)
-            return moved<Book::INDEX_BITS>(codes.planes[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
-        u32 found = copy;
+            return moved<Book::INDEX_BITS>(codes.low[i / PER_WORD], i % PER_WORD * Book::INDEX_BITS, 0) | copy;
+        u32 row = copy;
 #pragma unroll
-        for (int word = 0; word < BITS; ++word) found |= moved<2>(codes.planes[word], 30, 2 * word);
-        return found;
+        for (int word = 0; word < BITS; ++word) row |= moved<2>(codes.low[word], 30, 2 * word);
+        return row;
     }
-    // COUNT bits of a word, moved to the place that an index has in an offset.
+    // COUNT bits of a word from bit `from` on, moved to bit `to` of the index in an offset.
     template <int COUNT>
     static __device__ u32 moved(u32 word, int from, int to) {
         to += ROW_BITS;
         return (from > to ? word >> (from - to) : word << (to - from)) & (((1u << COUNT) - 1) << to);
     }
-    // The level of code number i of an index.
+    // The level of the i-th code of an index.
     static __device__ float level(u32 index, int i) { return Book::level(index >> BITS * i & (Book::CODES - 1)); }
 };
 

@@ -2,13 +2,13 @@
 //
 // An Encoder is constructed from a lane's values and has
 //     code(x)              the code of one of them, in the lowest byte of a word
-//     decode(code)         the weight that it stands for, for the error
-//     holds()              whether the scales fit the block: they are finite
+//     decode(code)         its weight, for the sum of errors
+//     holds()              whether the block can store the scales, which must be finite
 //     write(block, codes)  the lane's share of a block, from its codes, four in a word
-// NumPy rounds products and sums separately, so do __fmul_rn and __fadd_rn: they are not contracted.
+// NumPy rounds products and sums separately. So do __fmul_rn and __fadd_rn, which are never contracted.
 #pragma once
 
-#include "quantize.cuh"
+#include "codes/quantize.cuh"
 
 namespace qgemm {
 
@@ -21,7 +21,7 @@ __device__ inline bool is_finite(half value) { return (__half_as_ushort(value) &
 
 // ---------------------------------------------------------------- extremes of a block
 
-// The first of a block's values that no other beats.
+// The first of a block's values that no other value beats.
 template <class Beats>
 __device__ float first_of(LaneValues x, Beats beats) {
     float best = x[0];
@@ -44,14 +44,14 @@ __device__ inline float signed_absmax(LaneValues x) {
 
 // ---------------------------------------------------------------- codes
 
-// Codes as trunc(x * inverse + offset). Where 1 / d is infinite all are 0, which C gets from x86's conversion.
+// Codes as trunc(x * inverse + offset). Where 1 / d is infinite all codes are 0, as in C by x86's conversion.
 struct Steps {
     float inverse, offset;
 
     __device__ Steps(float d, float offset) : inverse(d == 0 ? 0.0f : __frcp_rn(d)), offset(offset) {
         if (isinf(inverse)) this->inverse = this->offset = 0;
     }
-    // The bits of 2^23 + code: that sum, rounded toward zero, has no fraction.
+    // The bits of 2^23 + code: a sum of this size, rounded toward zero, has no fraction.
     __device__ u32 code(float x, int most) const {
         const float place = fminf(__fadd_rn(__fmul_rn(x, inverse), offset), most);
         return __float_as_uint(__fadd_rz(place, 0x1p23f));
@@ -61,7 +61,12 @@ struct Steps {
 
 // ---------------------------------------------------------------- a block's bytes
 
-// Stores a word at the alignment of the block.
+template <class T>
+constexpr bool HALF_FIELD = false;
+template <>
+constexpr bool HALF_FIELD<half> = true;
+
+// Stores a word with the alignment of the block.
 template <class Block>
 __device__ void store_word(u8* to, u32 word) {
     if constexpr (alignof(Block) == 2) {
@@ -75,32 +80,46 @@ __device__ void store_word(u8* to, u32 word) {
 // Byte j: the low four bits of weight j low, of weight j + 16 high. Lanes whose weights share bytes share their words.
 template <class Block>
 __device__ void write_nibbles(Block& block, LaneCodes codes) {
+    static_assert(
+        sizeof(block.low()) == 16,
+        "write_nibbles fills 16 bytes of the block's first field of codes, which has another size: an encoder "
+        "of the format's own writes it");
     const int lane = block_lane(), word = lane / 2;
-    const u32 kept = codes[word] & 0x0f0f0f0f;
-    const u32 got = __shfl_xor_sync(~0u, codes[1 - word] & 0x0f0f0f0f, 2);
-    store_word<Block>(block.qs + 8 * (lane % 2) + 4 * word, word ? got | kept << 4 : kept | got << 4);
+    const u32 own = codes[word] & 0x0f0f0f0f;
+    const u32 other = __shfl_xor_sync(~0u, codes[1 - word] & 0x0f0f0f0f, 2);
+    store_word<Block>(block.low() + 8 * (lane % 2) + 4 * word, word ? other | own << 4 : own | other << 4);
 }
 
-// The fifth bits of weights 8 * lane to 8 * lane + 7, in their order.
-__device__ inline u8 fifth_bits(LaneCodes codes) {
-    u32 byte = 0;  // bits 4 of a word's four bytes meet in bits 24 to 27 of the product
+// Bit BIT of the codes of weights 8 * lane to 8 * lane + 7, in their order.
+template <int BIT>
+__device__ inline u8 bit_plane(LaneCodes codes) {
+    u32 byte = 0;  // the bits of a word's four bytes meet in bits 24 to 27 of the product
 #pragma unroll
-    for (int i = 0; i < 2; ++i) byte |= ((codes[i] >> 4 & 0x01010101) * 0x01020408 >> 24 & 15) << 4 * i;
+    for (int i = 0; i < 2; ++i) byte |= ((codes[i] >> BIT & 0x01010101) * 0x01020408 >> 24 & 15) << 4 * i;
     return byte;
 }
 
-// The bytes of codes up to MOST: nibbles in qs and, where there are more, fifth bits in qh.
+// The bytes of codes up to MOST: nibbles in the block's first field of codes, fifth bits, if there are any, in its
+// second.
 template <int MOST, class Block>
 __device__ void write_codes(Block& block, LaneCodes codes) {
     static_assert(MOST < 32, "write_codes has no place for the sixth bit of a code: an encoder of its own writes it");
+    static_assert(Block::CODE_BITS == (MOST > 15 ? 5 : 4),
+                  "write_codes writes codes of four or five bits, a block of others needs an encoder of its own");
     write_nibbles(block, codes);
-    if constexpr (MOST > 15) block.qh[block_lane()] = fifth_bits(codes);
+    if constexpr (MOST > 15) {
+        static_assert(sizeof(block.high()) == BLOCK_LANES,
+                      "write_codes fills 4 bytes of the block's second field of codes, which has another size: an "
+                      "encoder of the format's own writes it");
+        block.high()[block_lane()] = bit_plane<4>(codes);
+    }
 }
 
 // ---------------------------------------------------------------- w = d * (q - zero)
 
 template <class Block, int ZERO>
 struct SymmetricEncoder {
+    static_assert(HALF_FIELD<decltype(Block::d)>, "SymmetricEncoder stores the scale in a half d");
     static constexpr int MOST = 2 * ZERO - 1;
     float exact;
     half d;
@@ -125,6 +144,8 @@ struct SymmetricEncoder {
 
 template <class Block, int MOST>
 struct AffineEncoder {
+    static_assert(HALF_FIELD<decltype(Block::d)> && HALF_FIELD<decltype(Block::m)>,
+                  "AffineEncoder stores the scale in a half d, the minimum in a half m");
     float least, exact;
     half d, m;
     float scale, minimum;
@@ -151,6 +172,8 @@ struct AffineEncoder {
 
 template <class Block>
 struct SignedEncoder {
+    static_assert(HALF_FIELD<decltype(Block::d)>, "SignedEncoder stores the scale in a half d");
+    static_assert(Block::CODE_BITS == 8, "SignedEncoder writes codes of eight bits");
     Quantizer quantizer;
     half d;
     float scale;
@@ -163,7 +186,7 @@ struct SignedEncoder {
     __device__ void write(Block& block, LaneCodes codes) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            store_word<Block>(reinterpret_cast<u8*>(block.qs) + LANE_VALUES * block_lane() + 4 * i, codes[i]);
+            store_word<Block>(reinterpret_cast<u8*>(block.low()) + LANE_VALUES * block_lane() + 4 * i, codes[i]);
         if (block_lane() == 0) block.d = d;
     }
 };

@@ -1,26 +1,28 @@
-// Scale search of one group by one lane: the fits of qgemm/codec/search.py, byte for byte. Sums run in the order of
+// Scale search of one group by one lane: the fits of qgemm/codec/search.py, byte for byte. Sums run in the order of the
 // weights.
 #pragma once
 
-#include "rounded.cuh"
+#include "codes/rounded.cuh"
 
 namespace qgemm {
 
-constexpr float LEAST_MAGNITUDE = 1e-15f;  // groups with no larger one are zeros to ggml
+constexpr float MIN_MAGNITUDE = 1e-15f;  // ggml encodes groups without a larger magnitude as zeros
 
 // ---------------------------------------------------------------- w = scale * code + minimum
 
 struct AffineFit {
     Rounded scale, minimum;
-    Rounded inverse, origin;  // by which codes were found
-    int most;
+    Rounded inverse, origin;  // codes are (x - origin) * inverse, rounded
+    int max_code;
     bool flat;
 
-    __device__ int code(Rounded x) const { return flat ? 0 : clipped(nearest_int(inverse * (x - origin)), 0, most); }
+    __device__ int code(Rounded x) const {
+        return flat ? 0 : clipped(nearest_int(inverse * (x - origin)), 0, max_code);
+    }
 };
 
-// Kind: MOST, the highest code; FIRST + STEP * i more codes across the range are tried, for i below TRIES; ABSOLUTE:
-// errors count as they are, not squared.
+// Kind: MOST, the highest code; scales with FIRST + STEP * i more codes across the range are tried, for i below TRIES;
+// ABSOLUTE: magnitudes of errors count, not their squares.
 template <class Kind, int SIZE>
 __device__ AffineFit affine_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE]) {
     const Rounded most = float(Kind::MOST);
@@ -47,7 +49,7 @@ __device__ AffineFit affine_fit(const Rounded (&x)[SIZE], const Rounded (&weight
     fit.scale = Rounded(1) / fit.inverse;
     Rounded best = error(fit.scale, fit.minimum, fit.inverse, fit.origin);
 #pragma unroll 1
-    for (int step = 0; step < Kind::TRIES; ++step) {  // each around the minimum that is the best so far
+    for (int step = 0; step < Kind::TRIES; ++step) {  // around the best minimum so far
         const Rounded more = Rounded(Kind::FIRST) + Rounded(Kind::STEP) * float(step);
         const Rounded origin = fit.minimum, inverse = (more + most) / (greatest - origin);
         Rounded sum_l = 0, sum_l2 = 0, sum_xl = 0;
@@ -63,9 +65,9 @@ __device__ AffineFit affine_fit(const Rounded (&x)[SIZE], const Rounded (&weight
         Rounded scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
         Rounded minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
         if (minimum > 0) scale = sum_xl / sum_l2, minimum = 0;
-        const Rounded found = error(scale, minimum, inverse, origin);
-        if (determinant > 0 && found < best) {
-            best = found;
+        const Rounded new_error = error(scale, minimum, inverse, origin);
+        if (determinant > 0 && new_error < best) {
+            best = new_error;
             fit.scale = scale, fit.minimum = minimum, fit.inverse = inverse, fit.origin = origin;
         }
     }
@@ -98,7 +100,7 @@ template <int ZERO, int SIZE>
 __device__ SymmetricFit<ZERO> symmetric_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE]) {
     constexpr int TRIES = 9;  // on either side
     const Rounded largest = largest_of(x);
-    SymmetricFit<ZERO> fit = {0, 0, magnitude(largest) < LEAST_MAGNITUDE};
+    SymmetricFit<ZERO> fit = {0, 0, magnitude(largest) < MIN_MAGNITUDE};
     Rounded best = 0;
 #pragma unroll 1
     for (int i = 0; i <= 2 * TRIES; ++i) {
@@ -123,19 +125,19 @@ __device__ SymmetricFit<ZERO> symmetric_fit(const Rounded (&x)[SIZE], const Roun
 
 // ---------------------------------------------------------------- integers moved one by one
 
-// Integers in levels are moved while the error of x - factor * level becomes less -> the factor. least: of the
-// integers; BYTES: they have no least, and are kept as bytes.
+// Moves the integers `levels` one by one while that lowers the error of x - factor * level; returns the factor.
+// Integers are at least `least`; BYTES: they are stored as unsigned bytes and have no least.
 template <bool BYTES, int SIZE>
 __device__ Rounded polish(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE], int (&levels)[SIZE], int least,
                           int most) {
-    constexpr int PASSES = 5, KEPT = BYTES ? 0xff : -1;
+    constexpr int PASSES = 5, MASK = BYTES ? 0xff : -1;
     Rounded products = 0, norms = 0;
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) {
         const Rounded level = float(levels[i]);
         products += weights[i] * x[i] * level;
         norms += weights[i] * level * level;
-        levels[i] &= KEPT;
+        levels[i] &= MASK;
     }
     bool moved = true;
 #pragma unroll 1
@@ -149,11 +151,11 @@ __device__ Rounded polish(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZ
             int level = min(nearest_int(x[i] * norm / product), most);
             if (!BYTES) level = max(level, least);
             if (level == levels[i]) continue;
-            const Rounded made = float(level);
-            product += weights[i] * x[i] * made;
-            norm += weights[i] * made * made;
+            const Rounded moved_level = float(level);
+            product += weights[i] * x[i] * moved_level;
+            norm += weights[i] * moved_level * moved_level;
             if (norm > 0 && product * product * norms > products * products * norm) {
-                products = product, norms = norm, levels[i] = level & KEPT;
+                products = product, norms = norm, levels[i] = level & MASK;
                 moved = true;
             }
         }
@@ -161,10 +163,10 @@ __device__ Rounded polish(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZ
     return norms > 0 ? products / norms : Rounded(0);
 }
 
-// The factor and the integers up to `most` of the least weighted error of x - factor * integer, x >= 0 mostly: nine
-// factors around the largest over `most` are tried, then single integers moved.
+// The factor and the integers up to `most` of the least weighted error of x - factor * integer, for mostly positive x:
+// tries nine factors around the largest x over `most`, then moves single integers.
 template <int SIZE>
-__device__ Rounded integers_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE], int (&found)[SIZE],
+__device__ Rounded integers_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE], int (&integers)[SIZE],
                                 int most) {
     constexpr int TRIES = 4;  // on either side
     Rounded largest = 0;
@@ -185,15 +187,16 @@ __device__ Rounded integers_fit(const Rounded (&x)[SIZE], const Rounded (&weight
 #pragma unroll 1
     for (int step = -TRIES; step <= TRIES; ++step) {
         if (step == 0) continue;
-        const Rounded tried = (Rounded(0.1f) * float(step) + Rounded(most)) / largest, made = error(tried, false);
-        if (made < best) best = made, inverse = tried;
+        const Rounded tried = (Rounded(0.1f) * float(step) + Rounded(most)) / largest;
+        const Rounded new_error = error(tried, false);
+        if (new_error < best) best = new_error, inverse = tried;
     }
 #pragma unroll
-    for (int i = 0; i < SIZE; ++i) found[i] = min(nearest_int(inverse * x[i]), most);
-    const Rounded factor = polish<true>(x, weights, found, 0, most);
-    if (!(largest < LEAST_MAGNITUDE)) return factor;
+    for (int i = 0; i < SIZE; ++i) integers[i] = min(nearest_int(inverse * x[i]), most);
+    const Rounded factor = polish<true>(x, weights, integers, 0, most);
+    if (!(largest < MIN_MAGNITUDE)) return factor;
 #pragma unroll
-    for (int i = 0; i < SIZE; ++i) found[i] = 0;
+    for (int i = 0; i < SIZE; ++i) integers[i] = 0;
     return 0;
 }
 

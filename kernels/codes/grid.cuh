@@ -1,12 +1,12 @@
 // Weights that are points of a grid: an index for four or eight weights of a row, and their signs.
 //
-// A lane finds four levels of a step by one word of a table of all points, in shared memory: a byte each, of columns 0,
-// 2, 1 and 3 of four. It is a magnitude, which is a subnormal half as its bits stand, with the sign in its top bit
-// where signs are not stored beside (LEVEL_EXPONENT 24), or the upper byte of a half whose lower byte is 0
-// (LEVEL_EXPONENT 0). Which bits of a tile are which is told in qgemm/codec/layouts/grid.py: points of a quad's owner
-// count n = 2 step + row.
-// Grid, generated: WEIGHTS of a point, POINTS, HIGH bits of an index above the eighth, SIGNS of eight weights that are
-// stored, COPIES of each point in the table, levels(i): four levels as signed bytes.
+// A table of all points in shared memory gives a lane four levels of a step in one word, as bytes of columns 0, 2, 1
+// and 3 of four. With LEVEL_EXPONENT 24 a byte is a magnitude, whose bits are a subnormal half, with the sign in its
+// top bit where signs are not stored separately. With LEVEL_EXPONENT 0 it is the upper byte of a half whose lower byte
+// is 0. qgemm/codec/layouts/grid.py has the layout of tiles; the points of an owner count n = 2 step + row.
+//
+// Grid, generated: WEIGHTS of a point, POINTS, HIGH: bits of an index above the eighth, SIGNS: stored signs of eight
+// weights, COPIES of each point in the table, levels(i): four levels as signed bytes.
 #pragma once
 
 #include "fragment.cuh"
@@ -16,16 +16,17 @@
 
 namespace qgemm {
 
-// Bits `to` and the next of a number in a tile: of row g + 8 row, its block's bit at + what the number's owner adds.
+// `count` bits of a number in a tile from bit `to` on. They are the bits of the block of row g + 8 row from bit `at`
+// plus the owner's offset on.
 struct BitRun {
     int to, row, at, count;
 };
 
-// A lane's share of a k_block where it has columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step: of its two points in a row.
+// A lane's share of a k_block with columns 2t, 2t + 1, 2t + 8, 2t + 9 of each step, in two points of a row.
 struct GridCodes {
     u32 low[2][2], high[2][2], signs[2];  // signs: of column e bit 16 e + n
 };
-// A lane's share of a k_block where it has columns 4t to 4t + 3 of each step, all of them of one point.
+// A lane's share of a k_block with columns 4t to 4t + 3 of each step, in one point of a row.
 struct OwnedGridCodes {
     u32 low[2], high[2], signs;  // signs: of column 2 q + e bit 16 e + 8 q + n
 };
@@ -40,10 +41,9 @@ struct GridOwners {
     __device__ void low(u32 (&to)[2], int owner) const {
         load_words<2>(to, reinterpret_cast<const u32*>(&k_block.qs[m16][OWNERS * g + owner]));
     }
-    // The bits above of each point, in a byte: of point n byte n % 4 of to[n / 4]; of four bits byte n / 2 of
-    // to[n % 2].
+    // The high bits of the index of point n: byte n % 4 of to[n / 4]; with four bits byte n / 2 of to[n % 2].
     __device__ void high(u32 (&to)[2], int owner) const {
-        constexpr u32 SPREAD = 0x00204081;  // bits 0 to 3 times it are bits 0, 8, 16, 24, beside others
+        constexpr u32 SPREAD = 0x00204081;  // multiplying by it copies bits 0 to 3 to bits 0, 8, 16, 24
         if constexpr (Grid::HIGH == 0) {
             to[0] = to[1] = 0;
         } else if constexpr (Grid::HIGH == 1) {
@@ -61,17 +61,17 @@ struct GridOwners {
             }
         }
     }
-    // Four pairs of bits, a byte each.
+    // Four pairs of bits -> four bytes.
     static __device__ u32 two_bits(u32 pairs) { return (pairs * 0x1001 & 0x000f000f) * 0x41 & 0x03030303; }
-    // Of a quarter of a step. The eighth of seven stored signs is their parity: n by n, the parity of bytes.
+    // The signs of a quarter of a step. Where seven signs are stored, the eighth is their parity.
     __device__ u32 signs(int quarter) const {
         if constexpr (Grid::SIGNS == 0)
             return 0;
         else if constexpr (Grid::SIGNS == 8)
             return k_block.signs[m16][4 * g + quarter];
         else {
-            const int of = 2 * g + quarter / 2;
-            const u32 first = k_block.s4[m16][of], second = k_block.s2[m16][of] | u32(k_block.s1[m16][of]) << 16;
+            const int half = 2 * g + quarter / 2;
+            const u32 first = k_block.s4[m16][half], second = k_block.s2[m16][half] | u32(k_block.s1[m16][half]) << 16;
             u32 parity = first ^ second;
             parity ^= parity >> 16;
             parity ^= parity >> 8;
@@ -106,20 +106,20 @@ __device__ inline OwnedGridCodes owned_grid_codes(const KBlock& k_block, int m16
     return codes;
 }
 
-// A lane's share of a k_block in whole points of eight: of each pair of steps it has the half t / 2 of step t % 2.
+// A lane's share of a k_block in whole points of eight: half t / 2 of step t % 2 of each pair of steps.
 struct PointCodes {
-    u32 low[2], high, third,
-        signs[2];  // signs: of pair p, column e of {0, 4, 2, 6, 1, 5, 3, 7} and row r bit 4 e + r + 1
+    u32 low[2], high, third;
+    u32 signs[2];  // by pair: bit 4 e + r + 1 is column e of {0, 4, 2, 6, 1, 5, 3, 7} of row r
 };
 
 template <class Grid, class KBlock>
 __device__ inline PointCodes point_codes(const KBlock& k_block, int m16, int lane) {
     const GridOwners<Grid, KBlock> owners = {k_block, m16, lane / 4};
-    const int half = lane % 4 / 2, odd = lane % 2, at = 2 * owners.g + half;
+    const int half = lane % 4 / 2, odd = lane % 2, owner = 2 * owners.g + half;
     PointCodes codes = {};
     owners.low(codes.low, half);
-    if constexpr (Grid::HIGH != 0) codes.high = k_block.qh[m16][at] >> 2 * odd * (Grid::HIGH == 3 ? 2 : Grid::HIGH);
-    if constexpr (Grid::HIGH == 3) codes.third = k_block.qt[m16][at] >> 2 * odd;
+    if constexpr (Grid::HIGH != 0) codes.high = k_block.qh[m16][owner] >> 2 * odd * (Grid::HIGH == 3 ? 2 : Grid::HIGH);
+    if constexpr (Grid::HIGH == 3) codes.third = k_block.qt[m16][owner] >> 2 * odd;
     if constexpr (Grid::SIGNS != 0) {
         const u32 first = owners.signs(2 * half), second = owners.signs(2 * half + 1);
         constexpr u32 LOW = 0x0f0f0f0f;
@@ -143,11 +143,12 @@ __device__ inline u32 grid_index(const u32 (&low)[2], const u32 (&high)[2], int 
 
 template <class Fields, class Grid>
 struct GridLevels : Fields {
-    static constexpr int ZERO = 0;  // of bytes(), which are levels
+    static constexpr int ZERO = 0;  // bytes() are levels
     static constexpr int CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
-    static_assert(CODE_EXPONENT == 0 || CODE_EXPONENT == 24, "a byte of the table is the upper or the lower of a half");
+    static_assert(CODE_EXPONENT == 0 || CODE_EXPONENT == 24,
+                  "a byte of the table is the upper or the lower byte of a half");
 
-    // Halves of the lane's two columns of four, the same columns of both points of a row.
+    // The lane's two of four columns as halves, from both points of a row.
     static __device__ Fragment codes_f16(const GridCodes& codes, int step) {
         const u32 lane = laneid(), pair = lane % PAIRS;
         const u32 copy = lane / PAIRS % Grid::COPIES * ENTRY + pair / 2 * 4;
@@ -158,7 +159,8 @@ struct GridLevels : Fields {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int n = 2 * step + r;
-                const Four four(*at(grid_index<Grid>(codes.low[h], codes.high[h], n) * ROW + copy), codes.signs[h], n);
+                const Four four(*table_word(grid_index<Grid>(codes.low[h], codes.high[h], n) * ROW + copy),
+                                codes.signs[h], n);
                 f.a[2 * h + r] = as_half2(prmt(four.bytes, four.signs, selector));
             }
         return f;
@@ -170,7 +172,7 @@ struct GridLevels : Fields {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int n = 2 * step + r;
-            const Four four(*at(grid_index<Grid>(codes.low, codes.high, n) * ROW + copy), codes.signs, n);
+            const Four four(*table_word(grid_index<Grid>(codes.low, codes.high, n) * ROW + copy), codes.signs, n);
             f.a[r] = as_half2(prmt(four.bytes, four.signs, UPPER ? 0x2404 : 0x6240));
             f.a[2 + r] = as_half2(prmt(four.bytes, four.signs, UPPER ? 0x3414 : 0x7351));
         }
@@ -178,13 +180,13 @@ struct GridLevels : Fields {
     }
     static __device__ Fragment fragment(const GridCodes& codes, int step) {
         Fragment f = codes_f16(codes, step);
-        const half2 root = __float2half2_rn(two_to(CODE_EXPONENT / 2));  // exact; 2^24 is no half
+        const half2 root = __float2half2_rn(two_to(CODE_EXPONENT / 2));  // exact, while half has no 2^24
         if constexpr (!UPPER)
 #pragma unroll
             for (half2& pair : f.a) pair = __hmul2(__hmul2(pair, root), root);
         return f;
     }
-    // The upper byte of a half of the table is that of its bf16; of magnitudes the table has the same for both.
+    // UPPER: the table was filled for bf16. Else it has magnitudes, which are the same for half and bf16.
     template <class Codes>
     static __device__ Fragment levels_bf16(const Codes& codes, int step) {
         Fragment f = codes_f16(codes, step);
@@ -196,10 +198,10 @@ struct GridLevels : Fields {
             }
         return f;
     }
-    // Bytes by the grid in global memory, as are the levels in floats.
+    // Bytes, and levels as floats, come from the grid in global memory.
     static __device__ Bytes bytes(const GridCodes& codes, int step) {
         const int t = laneid() % 4;
-        Bytes found;
+        Bytes levels;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int n = 2 * step + r;
@@ -210,25 +212,25 @@ struct GridLevels : Fields {
                     Grid::levels(grid_index<Grid>(codes.low[h], codes.high[h], n) * QUADS + (QUADS == 2 ? t / 2 : 0));
             const u32 bytes = __byte_perm(four[0], four[1], t % 2 ? 0x7362 : 0x5140);
             const u32 minus = (codes.signs[0] >> n & 0x00010001) | (codes.signs[1] >> n & 0x00010001) << 8;
-            // No magnitude is 0 where there are signs: no byte carries into the next.
-            found.row[r] = Grid::SIGNS ? (bytes ^ 0xff * minus) + minus : bytes;
+            // No magnitude is 0 where signs are stored, so no byte carries into the next.
+            levels.row[r] = Grid::SIGNS ? (bytes ^ 0xff * minus) + minus : bytes;
         }
-        return found;
+        return levels;
     }
     static __device__ FloatFragment levels(const GridCodes& codes, int step) {
-        const Bytes found = bytes(codes, step);
+        const Bytes numbers = bytes(codes, step);
         FloatFragment f;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            f.a[i] = {level(found.row[i % 2] >> 8 * (i / 2)), level(found.row[i % 2] >> (16 + 8 * (i / 2)))};
+            f.a[i] = {level(numbers.row[i % 2] >> 8 * (i / 2)), level(numbers.row[i % 2] >> (16 + 8 * (i / 2)))};
         return f;
     }
 
-    // Bytes of the table for whole points: two CTAs of an SM have one each.
+    // Bytes of the table of whole points: two CTAs fit into an SM.
     static constexpr int POINTS_BYTES = Fields::TABLE_BYTES < 32 << 10 ? Fields::TABLE_BYTES : 32 << 10;
 
-    // Codes of whole points. A table has a selector of prmt for each weight, which with the sign as its top bit picks
-    // one of up to eight levels.
+    // Codes of whole points. A table has a prmt selector for each weight, which picks one of up to eight levels; the
+    // sign is its top bit.
     template <class KBlock>
     static __device__ PointCodes placed_codes(const KBlock& k_block, int m16, int lane) {
         return point_codes<Grid>(k_block, m16, lane);
@@ -236,24 +238,25 @@ struct GridLevels : Fields {
     static __device__ constexpr int slice_shift(int) { return 0; }
     static __device__ void place_bytes(Bytes& first, Bytes& second, const PointCodes& codes, int pair) {
         constexpr int BITS = Grid::HIGH == 3 ? 2 : Grid::HIGH;  // in codes.high
-        constexpr int TOP = log2_of(256 * POINT_ROW);           // where the bits above the eighth belong
+        constexpr int TOP = log2_of(256 * POINT_ROW);           // place of an index's high bits in an offset
         const u32 lane = laneid(), copy = lane % POINT_COPIES * 4;
-        // prmt takes one constant of its two words: + lane / 32, which is 0, hides that the other word is one as well.
+        // prmt accepts one constant: adding lane / 32, which is 0, hides from the compiler that both words are
+        // constant.
         const u32 levels = Grid::LEVELS[0] + lane / 32;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int n = 4 * pair + r;  // beside t % 2
+            const int n = 4 * pair + r;  // plus t % 2
             u32 offset = copy;
             if constexpr (BITS != 0) offset |= shifted_left(codes.high, TOP - BITS * n) & ((1 << BITS) - 1) << TOP;
             if constexpr (Grid::HIGH == 3) offset |= shifted_left(codes.third, TOP + 2 - n) & 4 << TOP;
             const u32 low = prmt(codes.low[pair], 0, (lane % 2 * 2 + r) | 0x4440);
-            u32 selector = *at(low * POINT_ROW + offset);
+            u32 selector = *table_word(low * POINT_ROW + offset);
             if constexpr (Grid::SIGNS != 0) selector |= codes.signs[pair] << (1 - r) & 0x44444444;
             first.row[r] = prmt(levels, Grid::LEVELS[1], selector);
             second.row[r] = prmt(levels, Grid::LEVELS[1], selector >> 16);
         }
     }
-    // Fills the table of four bits a weight, as fill_table does its own.
+    // Fills the table of selectors, as fill_table fills that of levels.
     template <int THREADS>
     static __device__ void fill_points() {
 #pragma unroll
@@ -264,11 +267,11 @@ struct GridLevels : Fields {
             constexpr int WORDS = POINT_COPIES < 4 ? POINT_COPIES : 4, PARTS = POINT_COPIES / WORDS;
 #pragma unroll
             for (int i = 0; i < PARTS; ++i)
-                load_words<WORDS>(at(point * POINT_ROW + (i + point) % PARTS * (4 * WORDS)), words);
+                load_words<WORDS>(table_word(point * POINT_ROW + (i + point) % PARTS * (4 * WORDS)), words);
         }
     }
 
-    // The table, by the first threads of a CTA, 16 bytes at a time. Copies begin with another for every point, against
+    // Fills the table by the first threads of a CTA, 16 bytes at a time. Points begin at different copies, which avoids
     // bank conflicts.
     template <class T, int THREADS>
     static __device__ void fill_table(int) {
@@ -281,37 +284,38 @@ struct GridLevels : Fields {
             for (int i = 0; i < 4; ++i)
                 words[i] = i < QUADS ? entry<T>(Grid::levels(point * QUADS + i)) : words[i % QUADS];
 #pragma unroll
-            for (int i = 0; i < ROW / 16; ++i) load_words<4>(at(point * ROW + (i + point) % (ROW / 16) * 16), words);
+            for (int i = 0; i < ROW / 16; ++i)
+                load_words<4>(table_word(point * ROW + (i + point) % (ROW / 16) * 16), words);
         }
     }
 
 private:
-    static constexpr int PAIRS = Grid::WEIGHTS / 2, QUADS = Grid::WEIGHTS / 4;  // of weights of a point
+    static constexpr int PAIRS = Grid::WEIGHTS / 2, QUADS = Grid::WEIGHTS / 4;  // in a point
     static constexpr bool UPPER = CODE_EXPONENT == 0, SIGNED = Grid::SIGNS == 0;
     static constexpr int POINT_COPIES = POINTS_BYTES / Grid::POINTS / 4, POINT_ROW = 4 * POINT_COPIES;
     static __device__ constexpr int log2_of(int number) { return number > 1 ? 1 + log2_of(number / 2) : 0; }
     static constexpr int ENTRY = Grid::WEIGHTS, ROW = ENTRY * Grid::COPIES;
     static_assert(ROW % 16 == 0 && ROW * Grid::POINTS == Fields::TABLE_BYTES, "the table differs from the host's");
 
-    // Four bytes of the table, and in the top bits of four the signs of point n: what prmt makes halves of.
+    // Four bytes of the table, and four bytes with the signs of point n in their top bits; prmt joins them to halves.
     struct Four {
         u32 bytes, signs;
-        __device__ Four(u32 word, u32 beside, int n) : bytes(word), signs(0) {
-            if constexpr (!UPPER) signs = (SIGNED ? word : beside << (7 - n)) & 0x80808080;
+        __device__ Four(u32 word, u32 stored_signs, int n) : bytes(word), signs(0) {
+            if constexpr (!UPPER) signs = (SIGNED ? word : stored_signs << (7 - n)) & 0x80808080;
             if constexpr (!UPPER && SIGNED) bytes ^= signs;
         }
     };
-    static __device__ u32* at(u32 offset) { return reinterpret_cast<u32*>(dynamic_smem() + offset); }
+    static __device__ u32* table_word(u32 offset) { return reinterpret_cast<u32*>(dynamic_smem() + offset); }
     static __device__ float level(u32 byte) { return float(static_cast<signed char>(byte & 0xff)); }
-    // Four levels as the table has them; T: half or bf16.
+    // Four levels as bytes of the table. T: half or bf16.
     template <class T>
     static __device__ u32 entry(u32 levels) {
         u32 word = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float of = level(levels >> 8 * i);
-            alignas(4) const T both[2] = {from_float<T>(0), from_float<T>(of)};
-            const u32 upper = *reinterpret_cast<const u32*>(both) >> 24, lower = u32(of < 0 ? -of : of) | (of < 0) << 7;
+            const float x = level(levels >> 8 * i);
+            alignas(4) const T both[2] = {from_float<T>(0), from_float<T>(x)};
+            const u32 upper = *reinterpret_cast<const u32*>(both) >> 24, lower = u32(x < 0 ? -x : x) | (x < 0) << 7;
             word |= (UPPER ? upper : lower) << 8 * i;
         }
         return prmt(word, 0, 0x3120);

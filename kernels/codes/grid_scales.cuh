@@ -1,20 +1,20 @@
 // Scales of grids: d * (2 sc + 1) * 2^EXPONENT, sc in the field sc.
 #pragma once
 
-#include "half_scales.cuh"
+#include "codes/half_scales.cuh"
 #include "host.cuh"
 
 namespace qgemm {
 
-// The bits `mask` of two of a k_block's nibbles as bytes, of those from bit 0 on and of those from bit 16 on: in groups
-// of 16 the nibbles of the even or of the odd steps.
+// The bits `mask` of two nibbles of a k_block as bytes, both for the nibbles from bit 0 on and from bit 16 on. With
+// groups of 16 the two nibbles are those of the even or the odd steps.
 template <class Fields>
 __device__ inline u32 nibble_bytes(u32 nibbles, int odd, u32 mask) {
     if constexpr (Fields::GROUP_SIZE == 16) return nibbles >> 4 * odd & (mask | mask << 8);
     return (nibbles & mask) | (nibbles & mask << 4) << 4;
 }
 
-// Scales of four bits: word i has sc of groups 4 i to 4 i + 3.
+// Scales of four bits: word i has the sc of groups 4 i to 4 i + 3.
 template <class Fields, int EXPONENT>
 struct NibbleScales : Fields {
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
@@ -26,13 +26,13 @@ struct NibbleScales : Fields {
         return 2 * nibble_bytes<Fields>(nibbles(m16, g, k_block * (K_BLOCK / Fields::GROUP_SIZE)), odd, 0x000f000f) +
                0x01010101;
     }
-    // The word's nibbles from that of a group on: of row g from bit 0, of row g + 8 from bit 16.
+    // The nibbles of a word from a group's nibble on: row g from bit 0, row g + 8 from bit 16.
     __device__ u32 nibbles(int m16, int g, int index) const {
         return reinterpret_cast<const u32*>(this->sc[m16][g][0])[index >> 2] >> 4 * (index & 3);
     }
 };
 
-// Scales of three bits: a plane of all 16 groups for each bit.
+// Scales of three bits: a bit plane of all 16 groups for each bit.
 template <class Fields, int EXPONENT>
 struct PlaneScales : Fields {
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
@@ -55,11 +55,11 @@ struct PlaneScales : Fields {
     }
 };
 
-// Scales of three bits; a fourth says whether the minimum is the scale or minus the scale.
+// Scales of three bits; the fourth bit is the sign of the minimum, which is plus or minus the scale.
 template <class Fields, int EXPONENT>
 struct DeltaScales : SuperScales<NibbleScales<Fields, EXPONENT>> {
     static constexpr bool HAS_MINIMUM = true;
-    static constexpr float DELTA = 1;  // what the minimum adds to a level, or takes from it
+    static constexpr float DELTA = 1;  // the minimum adds plus or minus this to a level
 
     __device__ half2 sub_scale(int m16, int g, int index, half2 unit) const {
         const u32 sc = this->nibbles(m16, g, index) & 0x00070007;
@@ -87,7 +87,7 @@ struct DeltaScales : SuperScales<NibbleScales<Fields, EXPONENT>> {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             const u32 here = both >> 16 * row & 0xff, two = (here & 15) | here >> 4 << 16;
-            constexpr u32 DOWN = u32(-EXPONENT) << 7;  // of bf16's exponent
+            constexpr u32 DOWN = u32(-EXPONENT) << 7;  // subtracted from the exponent of bf16
             pairs[row] = bf16_numbers((two & 0x00070007) << 1 | 0x00010001, 0) - (DOWN << 16 | DOWN);
             pairs[row] |= (two & 0x00080008) << 12;
         }

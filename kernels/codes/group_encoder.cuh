@@ -1,19 +1,19 @@
-// Encoders of blocks of several groups: a lane owns a group, GROUPS neighbouring lanes a block. Byte for byte those of
-// qgemm/codec/super_blocks.py and of the formats.
+// Encoders of blocks of several groups: a lane owns a group, GROUPS neighbouring lanes own a block. Their blocks equal
+// those of qgemm/codec/super_blocks.py and of the formats byte for byte.
 //
 // A GroupEncoder<WEIGHTED> has GROUPS, SIZE (weights of a group), and is constructed from the lane's values and, if
 // WEIGHTED, from their importance; all lanes of a warp take part. It has
 //     code(i, x)           the code of value i, which is x, below 256
-//     decode(code)         the weight that it stands for, for the error
-//     holds()              whether the scales fit the block: they are finite
-//     write(block, codes)  the lane's share of a block, when the codes of all of its weights, in order, are there
+//     decode(code)         its weight, for the sum of errors
+//     holds()              whether the block can store the scales, which must be finite
+//     write(block, codes)  the lane's share of a block, from the codes of all its weights in order
 #pragma once
 
-#include "fit.cuh"
+#include "codes/fit.cuh"
 
 namespace qgemm {
 
-// What the lanes of a block find together.
+// Operations over the lanes of a block.
 template <int GROUPS>
 struct GroupLanes {
     static __device__ int group() { return threadIdx.x % GROUPS; }
@@ -25,7 +25,7 @@ struct GroupLanes {
 #pragma unroll
         for (int i = 0; i < GROUPS; ++i) all[i] = of(own.value, i);
     }
-    // Whether no group has NaN for its scale, which makes a block that cannot be held.
+    // Whether no group has a scale of NaN, which no block can store.
     static __device__ bool numbers(Rounded own) {
         int count = isnan(own.value);
 #pragma unroll
@@ -66,33 +66,32 @@ __device__ inline Rounded total(const Rounded (&values)[SIZE]) {
 // values[index], where values are in registers.
 template <int SIZE>
 __device__ inline int chosen(const int (&values)[SIZE], int index) {
-    int found = values[0];
+    int value = values[0];
 #pragma unroll
-    for (int i = 1; i < SIZE; ++i) found = index == i ? values[i] : found;
-    return found;
+    for (int i = 1; i < SIZE; ++i) value = index == i ? values[i] : value;
+    return value;
 }
 
-// Field byte `size * p + j` has from bit BITS * i on: BITS bits, from bit FROM on, of the code of weight
-// `size * (8 / BITS) * p + size * i + j`. COUNT: bytes of the field.
+// Byte SIZE * p + j of the field has, from its bit BITS * i on, bits FROM to FROM + BITS - 1 of the code of weight
+// SIZE * (8 / BITS) * p + SIZE * i + j. COUNT: bytes of the field.
 template <int BITS, int FROM, int SIZE, int COUNT, int GROUPS>
 __device__ inline void write_planes(u8 (&field)[COUNT], const u8* codes) {
-    constexpr int EACH = 8 / BITS, MASK = (1 << BITS) - 1;
+    constexpr int PER_BYTE = 8 / BITS, MASK = (1 << BITS) - 1;
     for (int byte = GroupLanes<GROUPS>::group(); byte < COUNT; byte += GROUPS) {
-        const u8* first = codes + byte / SIZE * SIZE * EACH + byte % SIZE;
+        const u8* first = codes + byte / SIZE * SIZE * PER_BYTE + byte % SIZE;
         u32 bits = 0;
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) bits |= (first[SIZE * i] >> FROM & MASK) << BITS * i;
+        for (int i = 0; i < PER_BYTE; ++i) bits |= (first[SIZE * i] >> FROM & MASK) << BITS * i;
         field[byte] = bits;
     }
 }
 
 // ---------------------------------------------------------------- w = d * sc * q - dmin * m
 
-// Kind: of affine_fit, and GROUPS; MOST_SCALE, the highest sc and m; ROOTED: without an importance errors weigh
-// sqrt(mean square of the group) + |x|, else |x|; MEANS: how often the mean square of a block counts with an
-// importance.
-// store(sc, m) makes of integers with an importance what a block gives back; write(block, codes, sc, m) writes what is
-// not d and dmin.
+// Kind: that of affine_fit, and GROUPS; MAX_SCALE, the highest sc and m; ROOTED: without an importance errors weigh
+// sqrt(mean square of the group) + |x|, else |x|; MEANS: with an importance, the factor of the mean square of a block;
+// store(sc, m) replaces integers by those that a block returns; write(block, codes, sc, m) writes every field but d and
+// dmin.
 template <class Kind, bool WEIGHTED>
 struct AffineGroups {
     static constexpr int GROUPS = Kind::GROUPS, SIZE = 256 / GROUPS;
@@ -142,9 +141,9 @@ private:
         static constexpr int TRIES = 37;
         static constexpr bool ABSOLUTE = false;
     };
-    // The factor of the scales of all groups, and the integer of this one. weight: of its scale.
+    // The factor of the scales of all groups, and the integer of this group. weight: the weight of its scale.
     static __device__ Rounded rounded(int& integer, Rounded own, Rounded weight) {
-        constexpr int MOST = Kind::MOST_SCALE;
+        constexpr int MOST = Kind::MAX_SCALE;
         Rounded all[GROUPS];
         Lanes::gather(all, own);
         if constexpr (WEIGHTED) {
@@ -159,7 +158,7 @@ private:
 #pragma unroll
             for (int i = 0; i < GROUPS; ++i) largest = all[i] > largest ? all[i] : largest;
             const Rounded inverse = largest > 0 ? Rounded(MOST) / largest : 0;
-            integer = min(nearest_int(inverse * own) & 0xff, MOST);  // what is negative becomes the largest
+            integer = min(nearest_int(inverse * own) & 0xff, MOST);  // a negative integer wraps and becomes the largest
             return largest / MOST;
         }
     }
@@ -167,13 +166,13 @@ private:
 
 // ---------------------------------------------------------------- w = d * sc * (q - ZERO)
 
-// Kind: GROUPS, ZERO; MOST_SCALE: sc is in -MOST_SCALE .. MOST_SCALE - 1; MOVED: without an importance codes are moved
-// one by one, scales not tried; MEANS: as of AffineGroups, or -1: the importance alone weighs, and sc are rounded as
-// without one; LEAST, EMPTY: a block whose groups all have smaller scales has these sc, and d and q are 0. write(block,
-// codes, sc) writes what is not d.
+// Kind: GROUPS, ZERO; MAX_SCALE: sc is in -MAX_SCALE .. MAX_SCALE - 1; MOVED: without an importance codes are moved one
+// by one instead of trying scales; MEANS: as in AffineGroups, or -1: errors weigh the importance alone, and sc are
+// rounded as without one; LEAST, EMPTY: a block whose groups all have scales below LEAST gets sc = EMPTY, d = 0 and q =
+// 0; write(block, codes, sc) writes every field but d.
 template <class Kind, bool WEIGHTED>
 struct SymmetricGroups {
-    static constexpr int GROUPS = Kind::GROUPS, SIZE = 256 / GROUPS, ZERO = Kind::ZERO, MOST = Kind::MOST_SCALE;
+    static constexpr int GROUPS = Kind::GROUPS, SIZE = 256 / GROUPS, ZERO = Kind::ZERO, MOST = Kind::MAX_SCALE;
     static constexpr bool MOVED = Kind::MOVED && !WEIGHTED, FITTED = WEIGHTED && Kind::MEANS >= 0;
     using Lanes = GroupLanes<GROUPS>;
     SymmetricFit<ZERO> fit;
@@ -196,7 +195,7 @@ struct SymmetricGroups {
             const Rounded largest = largest_of(x), inverse = Rounded(-ZERO) / largest;
 #pragma unroll
             for (int i = 0; i < SIZE; ++i) moved[i] = clipped(nearest_int(inverse * x[i]), -ZERO, ZERO - 1);
-            fit = {polish<false>(x, weights, moved, -ZERO, ZERO - 1), 0, magnitude(largest) < LEAST_MAGNITUDE};
+            fit = {polish<false>(x, weights, moved, -ZERO, ZERO - 1), 0, magnitude(largest) < MIN_MAGNITUDE};
             if (fit.empty) fit.scale = 0;
         } else {
             fit = symmetric_fit<ZERO>(x, weights);
@@ -204,10 +203,10 @@ struct SymmetricGroups {
         Rounded all[GROUPS];
         Lanes::gather(all, fit.scale);
         if constexpr (FITTED) {
-            Rounded of[GROUPS];
-            Lanes::gather(of, total(weights));
-            const SymmetricFit<MOST> of_scales = symmetric_fit<MOST>(all, of);
-            d = as_half(of_scales.scale), sc = of_scales.code(fit.scale) - MOST;
+            Rounded group_weights[GROUPS];
+            Lanes::gather(group_weights, total(weights));
+            const SymmetricFit<MOST> scale_fit = symmetric_fit<MOST>(all, group_weights);
+            d = as_half(scale_fit.scale), sc = scale_fit.code(fit.scale) - MOST;
         } else {
             const Rounded largest = largest_of(all), inverse = Rounded(-MOST) / largest;
             empty = magnitude(largest) < Kind::LEAST;

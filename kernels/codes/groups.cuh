@@ -1,16 +1,16 @@
-// Groups of codes of one to eight bits that share a scale, w = d * (q - z): the formats of a family, whose own headers
-// are made in memory (qgemm/cuda/jit/codegen.py). Twin of qgemm/formats/groups.py.
+// Groups of codes of one to eight bits that share a scale, w = d * (q - z): a family whose formats/NAME.cuh are
+// generated (qgemm/cuda/jit/codegen.py). Twin of qgemm/formats/groups.py.
 //
-// Where a group has its own zero, kernels make a minimum of it: -d * z.
+// Kernels treat the zero of a group as a minimum: -d * z.
 #pragma once
 
-#include "half_scales.cuh"
-#include "nibbles.cuh"
-#include "one_bit.cuh"
-#include "overlapping.cuh"
-#include "seven_bits.cuh"
-#include "signed_bytes.cuh"
-#include "two_bits.cuh"
+#include "codes/half_scales.cuh"
+#include "codes/nibbles.cuh"
+#include "codes/one_bit.cuh"
+#include "codes/overlapping.cuh"
+#include "codes/seven_bits.cuh"
+#include "codes/signed_bytes.cuh"
+#include "codes/two_bits.cuh"
 
 namespace qgemm {
 
@@ -66,7 +66,7 @@ struct UnsignedBytes : CentredBytes<Fields> {
     }
 };
 
-// How codes of so many bits lie in a tile. OWN_ZERO: each group has its own; else it is in the middle.
+// The base for codes of BITS bits. OWN_ZERO: each group has a zero; else it is the middle code.
 template <class Fields, int BITS, bool OWN_ZERO>
 struct GroupCodes : OverlappingCodes<Fields, BITS, OWN_ZERO ? 0 : 1 << (BITS - 1)> {
     static_assert(BITS == 5 || BITS == 6, "others follow");

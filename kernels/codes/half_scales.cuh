@@ -9,7 +9,7 @@ namespace qgemm {
 __device__ inline half2 half_pair(const half (&pair)[2]) { return *reinterpret_cast<const half2*>(pair); }
 __device__ inline float2 row_pair(const half (&pair)[2]) { return __half22float2(half_pair(pair)); }
 
-// a * b, each product rounded once, as NumPy rounds one of float32.
+// a * b, each product rounded once, as NumPy rounds float32 products.
 __device__ inline float2 multiply_rounded(float2 a, float2 b) { return {__fmul_rn(a.x, b.x), __fmul_rn(a.y, b.y)}; }
 
 template <class Fields>
@@ -31,7 +31,7 @@ struct HalfMinimums : HalfScales<Fields> {
     __device__ float2 minimum(int m16, int g, int index) const { return row_pair(this->m[m16][g][index]); }
 };
 
-// d of a super-block times an integer of each group, which Fields gives as sub_scale; no minimums.
+// d of a super-block times an integer of each group, sub_scale() of Fields; no minimums.
 template <class Fields>
 struct SuperScales : Fields {
     static constexpr bool HAS_MINIMUM = false;
@@ -46,7 +46,7 @@ struct SuperScales : Fields {
     __device__ half2 sub_minimum(int, int, int, half2) const { return {}; }
 };
 
-// d and dmin of a super-block times integers of each group, which Fields gives as sub_scale and sub_minimum:
+// d and dmin of a super-block times integers of each group, sub_scale() and sub_minimum() of Fields:
 // w = d * sc * level - dmin * m.
 template <class Fields>
 struct SuperMinimums : Fields {

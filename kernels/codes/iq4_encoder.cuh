@@ -1,16 +1,15 @@
-// Encoders of codes that stand for the values of iq4_nl (codes/group_encoder.cuh): a group is a block, or an eighth of
-// one.
+// Encoders of codes of iq4_nl's values (codes/group_encoder.cuh): a group is a block, or an eighth of one.
 // Twin of `fitted` and `nearest` in qgemm/formats/iq4_nl.py.
 #pragma once
 
-#include "group_encoder.cuh"
-#include "iq4_values.cuh"
+#include "codes/group_encoder.cuh"
+#include "codes/iq4_values.cuh"
 
 namespace qgemm {
 
 __device__ inline Rounded iq4_value(u32 code) { return float(int(iq4_nl_values(code).row[0] & 0xff) - 128); }
 
-// The code of the nearest value, the upper of two.
+// The code of the nearest value, ties to the upper one.
 __device__ inline u32 nearest_iq4(Rounded x) {
     u32 below = 0;
 #pragma unroll
@@ -18,16 +17,16 @@ __device__ inline u32 nearest_iq4(Rounded x) {
     return below + !(x - iq4_value(below) < iq4_value(below + 1) - x);
 }
 
-// The d of least error among 16: one takes the value of largest magnitude for 127, 15 take it for -134 to -120.
+// The d of the least error among 16, which map the value of largest magnitude to 127 or to -134 to -120.
 template <int SIZE>
 __device__ Rounded iq4_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SIZE]) {
     constexpr int STEPS = 7;  // on either side
-    const Rounded largest = largest_of(x), of = largest == 0 ? Rounded(0) : largest;
+    const Rounded largest = largest_of(x), divisor = largest == 0 ? Rounded(0) : largest;
     Rounded d = 0, best = 0;
 #pragma unroll 1
     for (int step = -STEPS - 1; step <= STEPS; ++step) {
         const bool first = step < -STEPS;
-        const Rounded inverse = first ? Rounded(1) / (of / 127) : Rounded(float(step - 127)) / of;
+        const Rounded inverse = first ? Rounded(1) / (divisor / 127) : Rounded(float(step - 127)) / divisor;
         Rounded products = 0, norms = 0;
 #pragma unroll
         for (int i = 0; i < SIZE; ++i) {
@@ -36,11 +35,11 @@ __device__ Rounded iq4_fit(const Rounded (&x)[SIZE], const Rounded (&weights)[SI
             norms += weighted * value;
         }
         if (first || (norms > 0 && products * products > best * norms)) {
-            d = norms > 0 ? products / norms : Rounded(0);  // where nothing weighs
+            d = norms > 0 ? products / norms : Rounded(0);  // 0 where all weights are 0
             best = d * products;
         }
     }
-    return magnitude(largest) < LEAST_MAGNITUDE ? Rounded(0) : d;
+    return magnitude(largest) < MIN_MAGNITUDE ? Rounded(0) : d;
 }
 
 // The weight of each squared error: x * x, or importance * sqrt(MEANS * mean square of the block + x * x).
@@ -56,7 +55,7 @@ __device__ inline void iq4_weights(Rounded (&weights)[SIZE], const Rounded (&x)[
     }
 }
 
-// A group is a block: w = d * value.
+// A block is one group: w = d * value.
 template <bool WEIGHTED>
 struct Iq4Block {
     static constexpr int GROUPS = 1, SIZE = 32;
@@ -80,7 +79,7 @@ struct Iq4Block {
     }
 };
 
-// Eight groups are a block: w = d * sc * value, sc in -32..31.
+// A block has eight groups: w = d * sc * value, sc in -32..31.
 template <bool WEIGHTED>
 struct Iq4Groups {
     static constexpr int GROUPS = 8, SIZE = 32, ZERO = 32;

@@ -1,8 +1,8 @@
-// Kinds of K-quants: what their encoders (group_encoder.cuh) differ in, and the bytes of their blocks. Twins of KIND
-// and `pack` in qgemm/formats/qN_k.py.
+// Kinds of K-quants: parameters of their encoders (group_encoder.cuh) and the bytes of their blocks. Twins of KIND and
+// `pack` in qgemm/formats/qN_k.py.
 #pragma once
 
-#include "group_encoder.cuh"
+#include "codes/group_encoder.cuh"
 
 namespace qgemm {
 
@@ -16,7 +16,7 @@ __device__ inline void write_sixes(u8 (&scales)[12], int sc, int m) {
     scales[8 + group] = (upper_sc & 15) | (upper_m & 15) << 4;
 }
 
-// An integer of a group as these bytes give it back: bits above six are those of the group four further.
+// The integer of a group that these bytes return: bits above six end up in the group four further.
 __device__ inline int stored_six(int own) {
     using Lanes = GroupLanes<8>;
     const int group = Lanes::group(), other = Lanes::of(own, group ^ 4);
@@ -25,9 +25,10 @@ __device__ inline int stored_six(int own) {
     return upper ? (own & 15) | packed >> 6 << 4 : packed & 63;
 }
 
-// store(sc, m): an sc or m beyond MOST_SCALE, which may be left where nothing weighs, as a block gives it back.
+// store(sc, m) replaces an sc or m beyond MAX_SCALE, which can occur where all weights are 0, by the integer that a
+// block returns.
 struct Q2KKind {
-    static constexpr int MOST = 3, GROUPS = 16, MOST_SCALE = 15, TRIES = 16, MEANS = 1;
+    static constexpr int MOST = 3, GROUPS = 16, MAX_SCALE = 15, TRIES = 16, MEANS = 1;
     static constexpr float FIRST = -0.5f, STEP = 0.1f;
     static constexpr bool ABSOLUTE = true, ROOTED = false;
 
@@ -43,7 +44,7 @@ struct Q2KKind {
 };
 
 struct Q4KKind {
-    static constexpr int MOST = 15, GROUPS = 8, MOST_SCALE = 63, TRIES = 21, MEANS = 2;
+    static constexpr int MOST = 15, GROUPS = 8, MAX_SCALE = 63, TRIES = 21, MEANS = 2;
     static constexpr float FIRST = -1, STEP = 0.1f;
     static constexpr bool ABSOLUTE = false, ROOTED = true;
 
@@ -56,11 +57,11 @@ struct Q4KKind {
 };
 
 struct Q5KKind {
-    static constexpr int MOST = 31, GROUPS = 8, MOST_SCALE = 63, TRIES = 16, MEANS = 2;
+    static constexpr int MOST = 31, GROUPS = 8, MAX_SCALE = 63, TRIES = 16, MEANS = 2;
     static constexpr float FIRST = -0.5f, STEP = 0.1f;
     static constexpr bool ABSOLUTE = false, ROOTED = true;
 
-    static __device__ void store(int& sc, int& m) { sc = min(sc, MOST_SCALE), m = min(m, MOST_SCALE); }
+    static __device__ void store(int& sc, int& m) { sc = min(sc, MAX_SCALE), m = min(m, MAX_SCALE); }
     template <class Block>
     static __device__ void write(Block& block, const u8* codes, int sc, int m) {
         write_planes<4, 0, 32, 128, GROUPS>(block.qs, codes);
@@ -70,7 +71,7 @@ struct Q5KKind {
 };
 
 struct Q3KKind {
-    static constexpr int GROUPS = 16, ZERO = 4, MOST_SCALE = 32, MEANS = 2, EMPTY = -MOST_SCALE;
+    static constexpr int GROUPS = 16, ZERO = 4, MAX_SCALE = 32, MEANS = 2, EMPTY = -MAX_SCALE;
     static constexpr float LEAST = 1e-45f;
     static constexpr bool MOVED = true;
 
@@ -79,7 +80,7 @@ struct Q3KKind {
         using Lanes = GroupLanes<GROUPS>;
         write_planes<2, 0, 32, 64, GROUPS>(block.qs, codes);
         write_planes<1, 2, 32, 32, GROUPS>(block.hmask, codes);
-        const int group = Lanes::group(), biased = sc + MOST_SCALE, opposite = Lanes::of(biased, group + 8);
+        const int group = Lanes::group(), biased = sc + MAX_SCALE, opposite = Lanes::of(biased, group + 8);
         u32 high = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) high |= u32(Lanes::of(biased, group % 4 + 4 * i) >> 4) << 2 * i;
@@ -89,7 +90,7 @@ struct Q3KKind {
 };
 
 struct Q6KKind {
-    static constexpr int GROUPS = 16, ZERO = 32, MOST_SCALE = 128, MEANS = -1, EMPTY = 0;
+    static constexpr int GROUPS = 16, ZERO = 32, MAX_SCALE = 128, MEANS = -1, EMPTY = 0;
     static constexpr float LEAST = 1e-15f;
     static constexpr bool MOVED = false;
 

@@ -1,30 +1,25 @@
 // Codes of four bits, eight in a word of a step: byte j is column j of row g (low nibble) and of row g + 8 (high).
 #pragma once
 
-#include "fragment.cuh"
+#include "codes/masked.cuh"
 
 namespace qgemm {
 
-template <class Fields, int OF_ZERO>
-struct Nibbles : Fields {
-    using Codes = typename Fields::Codes;
-    static constexpr int ZERO = OF_ZERO;
+struct NibbleWord {
+    template <class Codes>
+    static __device__ u32 word(const Codes& codes, int step) {
+        return codes.low[step];
+    }
+};
 
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        const u32 word = codes.qs[step], high = word >> 8;
-        return {levels_from<0>(word & 0x000f000f, ZERO), levels_from<4>(word & 0x00f000f0, ZERO),
-                levels_from<0>(high & 0x000f000f, ZERO), levels_from<4>(high & 0x00f000f0, ZERO)};
-    }
-    // The bits of code q are the subnormal half q * 2^-24, which tensor cores multiply exactly: decoding is masking.
-    static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 4;
-    static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        const u32 word = codes.qs[step], high = word >> 8;
-        return as_fragment(word & 0x000f000f, word & 0x00f000f0, high & 0x000f000f, high & 0x00f000f0);
-    }
-    static __device__ Bytes bytes(const Codes& codes, int step) {
-        const u32 word = codes.qs[step];
-        return {word & 0x0f0f0f0f, (word >> 4) & 0x0f0f0f0f};
-    }
+// w = scale * (q - Z) + minimum; bytes() are q.
+template <class Fields, int Z>
+struct Nibbles : MaskedCodes<Fields, NibbleWord, 0xf, Z> {
+    using Codes = typename Fields::Codes;
+    static_assert(code_bits_are<Codes>(4), "Nibbles: a field of four-bit codes");
+    static constexpr int ZERO = Z;
+
+    static __device__ Bytes bytes(const Codes& codes, int step) { return Nibbles::masked_bytes(codes, step); }
 };
 
 }  // namespace qgemm

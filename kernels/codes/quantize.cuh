@@ -1,8 +1,8 @@
-// x -> q8_1 as the CPU encodes it, bit for bit: d = absmax / 127, q = x * (1 / d) rounded half away from zero,
-// s = d * sum(q) with the unrounded d. Weights have d and s as halves, activations in the 11 bits of a half at any
-// exponent, in ACTIVATION_UNIT: qgemm/codec/activations.py.
+// x -> q8_1 as the CPU encodes it, bit for bit: d = absmax / 127, q = x * (1 / d) rounded half away from zero, s = d *
+// sum(q) with the unrounded d. In weights d and s are halves; in activations they have the 11 bits of a half at any
+// exponent, in ACTIVATION_UNIT: qgemm/codec/q8_1_f32.py.
 //
-// NaN anywhere makes d and s NaN; codes that are not finite become 0.
+// A NaN makes d and s NaN; codes that are not finite become 0.
 #pragma once
 
 #include "activations.cuh"
@@ -12,8 +12,8 @@ namespace qgemm {
 // |x| as bits, which compare like integers; NaN is above all numbers.
 __device__ inline u32 magnitude_bits(float value) { return __float_as_uint(value) & 0x7fffffff; }
 
-// Rounded to 11 bits, to nearest even, as __float2half_rn rounds what is a normal half; NaN and infinity become NaN.
-// Veltkamp's splitting, three instructions: every significand was tried.
+// Rounded to 11 bits, to nearest even, as __float2half_rn rounds to normal halves; NaN and infinity become NaN.
+// Veltkamp's splitting in three instructions, tested with every significand.
 __device__ inline float to_half_precision(float value) {
     const float above = __fmul_rn(value, 0x1p13f + 1);
     return __fadd_rn(above, __fadd_rn(value, -above));
@@ -22,20 +22,19 @@ __device__ inline float to_half_precision(float value) {
 struct Quantizer {
     float d, inverse;
 
-    // Of the largest magnitude_bits of a block. Where 1 / d is infinite no product with it is finite, so that it may be
-    // 0.
+    // largest: the largest magnitude_bits of a block. An infinite 1 / d has no finite product, so it may be 0.
     __device__ Quantizer(u32 largest) : d(__fdiv_rn(__uint_as_float(largest), 127.0f)), inverse(__frcp_rn(d)) {
         if (isinf(inverse)) inverse = 0;
     }
-    // Adding the number before 1/2 and cutting rounds half away from zero: every magnitude below 256 was tried. NaN is
-    // cut to 0.
+    // Adding the float below 1/2 and truncating rounds half away from zero, tested with every magnitude below 256. NaN
+    // is truncated to 0.
     __device__ int code(float value) const {
         const float scaled = __fmul_rn(value, inverse);
         return __float2int_rz(__fadd_rn(scaled, copysignf(0x1.fffffep-2f, scaled)));
     }
-    // s of a block of weights.
+    // The s of a block of weights.
     __device__ half half_sum(int sum) const { return __float2half_rn(__fmul_rn(d, float(sum))); }
-    // d of a block of activations, in ACTIVATION_UNIT.
+    // The d of a block of activations, in ACTIVATION_UNIT.
     __device__ float scale() const { return to_half_precision(unrounded()); }
     __device__ float sum(int sum) const { return to_half_precision(__fmul_rn(unrounded(), float(sum))); }
 
@@ -51,7 +50,7 @@ __device__ inline u32 largest_of_block(const float (&values)[8]) {
     return max(largest, __shfl_xor_sync(~0u, largest, 2));
 }
 
-// The codes of a lane's eight values, a quarter of a block. All lanes of a warp take part.
+// The codes of a lane's eight values, which are a quarter of a block. All lanes of a warp take part.
 struct QuantizedShare {
     Quantizer quantizer;
     u32 q[2];  // columns 0..3, 4..7
@@ -65,13 +64,12 @@ struct QuantizedShare {
             q[i] = __byte_perm(__byte_perm(codes[0], codes[1], 0x40), __byte_perm(codes[2], codes[3], 0x40), 0x5410);
         }
     }
-    // Stores this share, number `lane` of a token's in a k_block; nothing where `inside` is false.
+    // Stores this share, number `lane` of the token's shares in a k_block; stores nothing where `inside` is false.
     __device__ void store(Activations& to, int lane, bool inside = true) const {
         int sum = __dp4a(int(q[1]), 0x01010101, __dp4a(int(q[0]), 0x01010101, 0));
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        // Two neighbours hold the halves of a step: the first makes the words of t = 0 and 1, the second of t = 2 and
-        // 3.
+        // Two neighbours hold the halves of a step: the first stores the words of t = 0 and 1, the second t = 2 and 3.
         const int odd = lane % 2, step = lane / 2 % 2, block = lane / 4;
         const u32 other = __shfl_xor_sync(~0u, odd ? q[0] : q[1], 1);
         if (!inside) return;
@@ -81,7 +79,7 @@ struct QuantizedShare {
         words[2] = __byte_perm(near, far, 0x7362);
         if (lane % 4 == 0) to.ds[block] = {quantizer.scale(), quantizer.sum(sum)};
     }
-    // The value that code i stands for.
+    // The value of code i.
     __device__ float value(int i) const {
         return ACTIVATION_UNIT * quantizer.scale() * float(int(q[i / 4] << 8 * (3 - i % 4)) >> 24);
     }
@@ -99,8 +97,8 @@ __device__ inline void load_eight(float (&to)[8], const T* from) {
     }
 }
 
-// The largest finite number of a type, with a value's sign, in place of a finite value beyond it: a scale is rounded,
-// so that 127 of it may exceed what the largest x was.
+// The value, or the largest finite number of the type with its sign where a finite value lies beyond: 127 times a
+// rounded scale may exceed the largest x.
 __device__ inline float within(float value, float) { return value; }
 __device__ inline float within(float value, half) {
     return fabsf(value) > 65504.0f && isfinite(value) ? copysignf(65504.0f, value) : value;

@@ -1,5 +1,4 @@
-// Floats of which every operation rounds: no product and sum are contracted to a fused multiply-add, as in NumPy
-// and in C.
+// Floats whose every operation rounds: no product and sum are contracted to a fused multiply-add, as in NumPy and in C.
 #pragma once
 
 #include "types.cuh"
@@ -33,8 +32,8 @@ __device__ inline Rounded as_half(Rounded a) { return __half2float(__float2half_
 // 1 / d, 0 where d is 0.
 __device__ inline Rounded reciprocal_or_0(Rounded d) { return d == 0 ? Rounded(0) : Rounded(1) / d; }
 
-// The nearest integer, ties to even, by adding 1.5 * 2^23 as ggml does: also what is too large becomes what it does
-// there. NaN becomes 0, as the bits of a CPU's NaN do.
+// The nearest integer, ties to even, by adding 1.5 * 2^23 as ggml does, so that too large values become the same
+// integers. NaN becomes 0, as the bits of a CPU's NaN do.
 __device__ inline int nearest_int(Rounded value) {
     const float sum = (value + 12582912.0f).value;
     return isnan(sum) ? 0 : (__float_as_int(sum) & 0x007fffff) - 0x00400000;

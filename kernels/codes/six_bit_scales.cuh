@@ -1,8 +1,8 @@
-// The 6-bit scales and minimums of q4_k and q5_k: 12 bytes a row for 8 groups of 32 weights, laid out as in
+// The 6-bit scales and minimums of q4_k and q5_k: the 8 groups of a row share 12 bytes, laid out as in
 // qgemm/formats/q4_k.py; in a tile 6 words of two bytes for each of rows g and g + 8.
 #pragma once
 
-#include "half_scales.cuh"
+#include "codes/half_scales.cuh"
 
 namespace qgemm {
 
@@ -12,7 +12,7 @@ struct SixBits {
     __device__ SixBits(const u16 (&words)[6][2], int p) {
         const u32* both = reinterpret_cast<const u32*>(words) + p % 2u;
         const u32 first = both[0], second = both[2], rest = both[4];
-        // Groups 4 to 7: four bits in the rest, two above the bits of groups 0 to 3.
+        // Groups 4 to 7 have four bits in the rest and two bits above those of groups 0 to 3.
         const u32 here = p < 2 ? 0x3f3f3f3f : 0x30303030, there = p < 2 ? 0 : 0x0f0f0f0f;
         const int shift = p < 2 ? 0 : 2;
         scales = (first >> shift & here) | (rest & there);

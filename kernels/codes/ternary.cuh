@@ -1,12 +1,12 @@
-// Codes 0, 1, 2 as digits to the base 3 of bytes. Which byte and digit of a tile is which weight: see
-// qgemm/cuda/layout/ternary.py. Three times a byte has its next digit above eight bits.
+// Codes 0, 1, 2 as digits to the base 3 of bytes. qgemm/cuda/layout/ternary.py has the byte and digit of each weight of
+// a tile. Three times a byte has its next digit above bit 7.
 #pragma once
 
 #include "fragment.cuh"
 
 namespace qgemm {
 
-constexpr int OF_BYTE = 5, OWN_PAIRS = 15;  // digits of a byte; pairs of codes of a lane whose bytes are its own
+constexpr int OF_BYTE = 5, OWN_PAIRS = 15;  // digits of a byte; pairs of a lane's codes in bytes of its own
 
 // A lane's share of a k_block: pair 4 * step + register, code q at bits 8 and 9 of either half.
 struct TernaryCodes {

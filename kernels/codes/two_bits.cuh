@@ -1,79 +1,58 @@
-// Codes of two bits, those of two steps in a word: in byte j, column j of row g has bits 0 and 1 (the even step) and
-// 2 and 3, of row g + 8 the same four bits above. With a third bit in another word, byte j of which has those of row g
-// for all four steps in bits 0 to 3, of row g + 8 in bits 4 to 7.
+// Codes of two bits, a word for two steps: byte j is column j; row g has bits 0 and 1 (the even step) and 2 and 3, row
+// g + 8 the same places in the high nibble. Codes of three bits have their third in another word: in its byte j, row g
+// has bits 0 to 3, a bit for each of the four steps, and row g + 8 bits 4 to 7.
 #pragma once
 
-#include "signed_bytes.cuh"
-#include "fragment.cuh"
+#include "codes/masked.cuh"
+#include "codes/signed_bytes.cuh"
 
 namespace qgemm {
 
-// A format whose codes are in the field qs.
-template <class Fields, int OF_ZERO>
-struct TwoBits : Fields {
-    using Codes = typename Fields::Codes;
-    static constexpr int ZERO = OF_ZERO;
-    static constexpr int CODE_BIAS = ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 4;
+struct TwoBitWord {
+    template <class Codes>
+    static __device__ u32 word(const Codes& codes, int step) {
+        return codes.low[step / 2] >> 2 * (step % 2);
+    }
+};
 
-    // Row g's code at bit 0 of each byte, row g + 8's at bit 4; other bits are not codes.
-    static __device__ u32 word(const Codes& codes, int step) { return codes.qs[step / 2] >> 2 * (step % 2); }
-    static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        const u32 near = word(codes, step), far = near >> 8;
-        return as_fragment(near & 0x00030003, near & 0x00300030, far & 0x00030003, far & 0x00300030);
+struct ThreeBitWord {
+    template <class Codes>
+    static __device__ u32 word(const Codes& codes, int step) {
+        const u32 low = TwoBitWord::word(codes, step), high = codes.high[0];
+        return (low & 0x33333333) | ((step < 2 ? high << (2 - step) : high >> (step - 2)) & 0x44444444);
     }
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        const u32 near = word(codes, step), far = near >> 8;
-        return {levels_from<0>(near & 0x00030003, ZERO), levels_from<4>(near & 0x00300030, ZERO),
-                levels_from<0>(far & 0x00030003, ZERO), levels_from<4>(far & 0x00300030, ZERO)};
-    }
-    static __device__ Bytes bytes(const Codes& codes, int step) {
-        const u32 both = word(codes, step);
-        return {both & 0x03030303, both >> 4 & 0x03030303};
-    }
-    template <class KBlock>
-    static __device__ Codes placed_codes(const KBlock& k_block, int m16, int lane) {
-        return k_block.codes(m16, lane);
-    }
+};
+
+// w = scale * (q - Z) + minimum; bytes() are q.
+template <class Fields, int Z>
+struct TwoBits : MaskedCodes<Fields, TwoBitWord, 3, Z> {
+    using Codes = typename Fields::Codes;
+    static_assert(code_bits_are<Codes>(2), "TwoBits: a field of two-bit codes");
+    static constexpr int ZERO = Z;
+
+    static __device__ Bytes bytes(const Codes& codes, int step) { return TwoBits::masked_bytes(codes, step); }
     static __device__ constexpr int slice_shift(int step) { return 2 * (step % 2); }
     static __device__ void place_bytes(Bytes& first, Bytes& second, const Codes& codes, int pair) {
-        const u32 both = codes.qs[pair];
+        const u32 both = codes.low[pair];
         first = {both & 0x03030303, both & 0x30303030}, second = {both & 0x0c0c0c0c, both & 0xc0c0c0c0};
     }
 };
 
-// A format with two bits of a code in the field qs, the third in hmask. bytes() have the zero subtracted, since groups
-// of 16 have no sum of x of their own.
-template <class Fields, int OF_ZERO>
-struct ThreeBits : Fields {
+// w = scale * (q - Z) + minimum; bytes() are levels, q - Z: groups of 16, as those of q3_k, have no sum of x of their
+// own by which a zero could be subtracted later.
+template <class Fields, int Z>
+struct ThreeBits : MaskedCodes<Fields, ThreeBitWord, 7, Z> {
     using Codes = typename Fields::Codes;
-    static constexpr int ZERO = 0;  // of bytes(), which are levels
-    static constexpr int CODE_BIAS = OF_ZERO, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = 4;
+    static_assert(code_bits_are<Codes>(2, 1), "ThreeBits: a field of the low two bits, then one of the high bits");
+    static constexpr int ZERO = 0;  // bytes() are levels
 
-    // Row g's code at bit 0 of each byte, row g + 8's at bit 4.
-    static __device__ u32 word(const Codes& codes, int step) {
-        const u32 low = codes.qs[step / 2] >> 2 * (step % 2), high = codes.hmask[0];
-        return (low & 0x33333333) | ((step < 2 ? high << (2 - step) : high >> (step - 2)) & 0x44444444);
-    }
-    static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        const u32 near = word(codes, step), far = near >> 8;
-        return as_fragment(near & 0x00070007, near & 0x00700070, far & 0x00070007, far & 0x00700070);
-    }
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        const u32 near = word(codes, step), far = near >> 8;
-        return {levels_from<0>(near & 0x00070007, CODE_BIAS), levels_from<4>(near & 0x00700070, CODE_BIAS),
-                levels_from<0>(far & 0x00070007, CODE_BIAS), levels_from<4>(far & 0x00700070, CODE_BIAS)};
-    }
     static __device__ Bytes bytes(const Codes& codes, int step) {
-        const u32 both = word(codes, step);
-        return {centred<OF_ZERO>(both & 0x07070707), centred<OF_ZERO>(both >> 4 & 0x07070707)};
-    }
-    template <class KBlock>
-    static __device__ Codes placed_codes(const KBlock& k_block, int m16, int lane) {
-        return k_block.codes(m16, lane);
+        const Bytes q = ThreeBits::masked_bytes(codes, step);
+        return {centred<Z>(q.row[0]), centred<Z>(q.row[1])};
     }
     static __device__ constexpr int slice_shift(int) { return 0; }
     static __device__ void place_bytes(Bytes& first, Bytes& second, const Codes& codes, int pair) {
-        const u32 even = word(codes, 2 * pair), odd = word(codes, 2 * pair + 1);
+        const u32 even = ThreeBitWord::word(codes, 2 * pair), odd = ThreeBitWord::word(codes, 2 * pair + 1);
         first = {even & 0x07070707, even & 0x70707070}, second = {odd & 0x07070707, odd & 0x70707070};
     }
 };

@@ -1,4 +1,4 @@
-// Quantizes x to blocks of activations, bit for bit as NumPy does: qgemm/codec/activations.py and group_activations.py.
+// Quantizes x to blocks of activations, bit for bit as NumPy does: qgemm/codec/q8_1_f32.py and group_activations.py.
 //
 // Compiled with -ffp-contract=off: fma would give other bits than the separate roundings of NumPy.
 //

@@ -8,13 +8,13 @@
 
 namespace qgemm {
 
-// 2^(e - 128). Of e = 0 and 1 it is subnormal, 2^21 and 2^22 as bits, and the second line lies above the first.
+// 2^(e - 128). For e = 0 and 1 it is subnormal, with bits 2^21 and 2^22, and the second argument of max is the larger.
 __device__ inline float power_of_two(int e) {
     return __int_as_float(max((e << 23) - (1 << 23), (e << 21) + (1 << 21)));
 }
 
-// floor(log2(largest)) - 2 + 127, 0 for zero, from the logarithm rounded to float: that is the next whole number's from
-// at most 91 places of a float below a power of two.
+// floor(log2(largest)) - 2 + 127, 0 for zero, from the logarithm rounded to float. At most 91 places of a float below a
+// power of two it rounds to that power's logarithm.
 __device__ inline u8 exponent_of(float largest) {
     const u32 bits = __float_as_uint(largest);
     if (bits == 0) return 0;
@@ -27,11 +27,11 @@ struct mxfp4_encoder {
     float largest;
     u8 e;
     float scale;
-    float edges[7];  // between two magnitudes; the lower code of two that are equally near
+    float edges[7];  // between two magnitudes; ties go to the lower code
 
     __device__ mxfp4_encoder(LaneValues x)
         : largest(__uint_as_float(largest_of_block(x))), e(exponent_of(largest)), scale(power_of_two(e)) {
-        // A level beyond float is infinite and so is its edge: it is never the nearest.
+        // A level beyond float is infinite, and so is its edge: it is never the nearest.
 #pragma unroll
         for (int j = 0; j < 7; ++j)
             edges[j] = __fadd_rn(__fmul_rn(__fmul_rn(MAGNITUDES[j], scale), 0.5f),
@@ -60,7 +60,7 @@ struct mxfp4 : E2m1<mxfp4_fields<M16_TILES>> {
     using Encoder = mxfp4_encoder;
 
     __device__ float2 scale(int m16, int g, int block) const {
-        const u32 e = *reinterpret_cast<const u32*>(this->e[m16][g]);  // of both blocks
+        const u32 e = *reinterpret_cast<const u32*>(this->e[m16][g]);  // both blocks
         return {power_of_two(e >> 16 * block & 0xff), power_of_two(e >> (16 * block + 8) & 0xff)};
     }
     __device__ float2 minimum(int, int, int) const { return {}; }

@@ -1,5 +1,5 @@
-// nvfp4:  w = d / 2 * v,  v twice the e2m1 number: 0, 1, 2, 3, 4, 6, 8, 12 and negative; d a float of eight bits, one
-// a group of 16. Twin of qgemm/formats/nvfp4.py.
+// nvfp4:  w = d / 2 * v,  v twice the e2m1 number: 0, 1, 2, 3, 4, 6, 8, 12 and negative; d a float of eight bits for
+// each group of 16. Twin of qgemm/formats/nvfp4.py.
 #pragma once
 
 #include "codes/e2m1.cuh"
@@ -8,22 +8,21 @@
 
 namespace qgemm {
 
-// Two floats of four bits of exponent, bias 7, and three of mantissa, one in each half-word, bit 7 being ignored and
-// 0x7f 0 -> half of each. Shifted by 7 bits they are halves with another bias, by which they are 2^7 too small;
-// subnormal ones as well.
+// Two E4M3 scales in half-words -> half of each scale. Bit 7 is ignored, and 0x7f is 0. Shifted by 7 bits, scales are
+// halves with another bias, 2^8 times too small, subnormal scales included.
 __device__ inline half2 half_of_ue4m3(u32 pair) {
     const u32 nan = (pair + 0x00010001) & ~pair & 0x00800080;  // 0x7f is 0
     return __hmul2(as_half2((pair & 0x007f007f & ~(nan - (nan >> 7))) << 7), __float2half2_rn(128));
 }
 
-// A scale from 0 on -> its byte: to nearest, halves up; 448 for what becomes 256 or more, as in ggml.
+// A scale from 0 on -> its byte: to nearest, halves up; 448 for scales that become 256 or more, as in ggml.
 __device__ inline int ue4m3_of(Rounded scale) {
-    constexpr int BIAS = 127 - 7, MOST = 0x7e;
+    constexpr int BIAS = 127 - 7, MAX_SCALE = 0x7e;
     if (!(scale > 0)) return 0;
     const int bits = min(__float_as_int(scale.value), __float_as_int(448.0f)), exponent = (bits >> 23) - BIAS;
     if (exponent <= 0) return min(__float2int_rz((scale * 512 + 0.5f).value), 7);
     const int rounded = ((bits >> 19) + 1 >> 1) - (BIAS << 3);
-    return rounded >= 15 << 3 ? MOST : rounded;
+    return rounded >= 15 << 3 ? MAX_SCALE : rounded;
 }
 
 struct nvfp4_groups {
@@ -38,7 +37,7 @@ struct nvfp4_groups {
         unit = __low2float(half_of_ue4m3(d));
     }
     __device__ bool holds() const { return is_finite(largest); }
-    // Of the nearest number, the lower code of two; errors are rounded before they are compared, as in C.
+    // The code of the nearest number, ties to the lower one; errors are rounded before they are compared, as in C.
     __device__ u32 code(int, float x) const {
         constexpr int MAGNITUDES[] = {0, 1, 2, 3, 4, 6, 8, 12};
         const Rounded size = fabsf(x);

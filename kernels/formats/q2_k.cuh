@@ -12,7 +12,7 @@ namespace qgemm {
 
 template <int M16_TILES>
 struct q2_k_scales : q2_k_fields<M16_TILES> {
-    // Of groups 2 p and 2 p + 1: two bytes of row g, then of row g + 8, sc in the low nibbles, m in the high.
+    // Groups 2 p and 2 p + 1: two bytes of row g, then of row g + 8, sc in the low nibbles, m in the high ones.
     __device__ u32 pair_of_groups(int m16, int g, int p) const {
         return reinterpret_cast<const u32*>(this->scales[m16][g][0])[p];
     }

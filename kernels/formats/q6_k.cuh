@@ -20,25 +20,14 @@ struct q6_k_scales : q6_k_fields<M16_TILES> {
 };
 
 template <int M16_TILES>
-struct q6_k : SuperScales<q6_k_scales<M16_TILES>> {
+struct q6_k : OverlappingCodes<SuperScales<q6_k_scales<M16_TILES>>, 6, 32> {
     template <bool WEIGHTED>
     using GroupEncoder = SymmetricGroups<Q6KKind, WEIGHTED>;
     using Codes = q6_k_codes;
-    static constexpr int ZERO = 0;  // of bytes(), which are levels: groups of 16 have no sum of their own in q8_1
-    using Words = Overlapping<6>;
+    static constexpr int ZERO = 0;  // bytes() are levels: groups of 16 have no sum of their own in q8_1
 
-    static __device__ void to_tile(Codes& codes) { Words::to_tile(codes.ql, codes.qh); }
-    static __device__ void from_tile(Codes& codes) { Words::from_tile(codes.ql, codes.qh); }
-    static __device__ Fragment fragment(const Codes& codes, int step) {
-        return Words::levels(codes.ql[step], codes.qh[step / 2], step, CODE_BIAS);
-    }
-    // (level + CODE_BIAS) * 2^-CODE_EXPONENT as halves.
-    static constexpr int CODE_BIAS = 32, CODE_EXPONENT = 24, HIGH_ROW_SHIFT = Words::SHIFT;
-    static __device__ Fragment codes_f16(const Codes& codes, int step) {
-        return Words::codes_f16(codes.ql[step], codes.qh[step / 2], step);
-    }
     static __device__ Bytes bytes(const Codes& codes, int step) {
-        const Bytes q = Words::bytes(codes.ql[step], codes.qh[step / 2], step);
+        const Bytes q = q6_k::Words::bytes(codes.low[step], codes.high[step / 2], step);
         return {centred<32>(q.row[0]), centred<32>(q.row[1])};
     }
 };

@@ -1,5 +1,5 @@
 // dequantize: tiles -> dense W [n, k] * factor, row-major. w = scale * level + minimum, exact in float32, rounded once
-// to Out. The factor is a power of two: 1, or what brings the weights into the range of half.
+// to Out. The factor is a power of two: 1, or the one that scales weights into the range of half.
 //
 // A CTA owns one k_block of a tile, a warp 16 of its rows. The weights are staged in shared memory so that global
 // stores are 16 bytes wide and cover whole rows of the k_block.
@@ -16,7 +16,7 @@ __device__ __forceinline__ void dequantize(const typename Config::Tile* __restri
     using Out = typename Config::Out;
     using Tile = typename Config::Tile;
     constexpr int K_BLOCKS = Config::K_BLOCKS, PER_STORE = 16 / sizeof(Out);
-    constexpr int STRIDE = K_BLOCK + PER_STORE;  // 16 bytes of padding a row, against bank conflicts
+    constexpr int STRIDE = K_BLOCK + PER_STORE;  // 16 bytes of padding in a row avoid bank conflicts
     __shared__ __align__(16) Out staged[TILE_ROWS * STRIDE];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const i64 first_row = i64(blockIdx.y) * TILE_ROWS, first_column = i64(blockIdx.x) * K_BLOCK;
@@ -34,9 +34,9 @@ __device__ __forceinline__ void dequantize(const typename Config::Tile* __restri
             const bool second_row = i & 1;
             const float d = second_row ? scale.y : scale.x, m = second_row ? minimum.y : minimum.x;
             const float2 level = levels.a[i];
-            Out* at = &staged[(16 * warp + 8 * second_row + g) * STRIDE + 16 * step + 8 * (i / 2) + 2 * t];
-            at[0] = from_float<Out>(factor * weight<Format>(level.x, d, m));
-            at[1] = from_float<Out>(factor * weight<Format>(level.y, d, m));
+            Out* to = &staged[(16 * warp + 8 * second_row + g) * STRIDE + 16 * step + 8 * (i / 2) + 2 * t];
+            to[0] = from_float<Out>(factor * weight<Format>(level.x, d, m));
+            to[1] = from_float<Out>(factor * weight<Format>(level.y, d, m));
         }
     }
     __syncthreads();

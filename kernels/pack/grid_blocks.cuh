@@ -1,32 +1,32 @@
-// Blocks of grids in shared memory <-> tiles: what pack and unpack share where a tile is a permutation of bits
+// Blocks of grids in shared memory <-> tiles, for pack and unpack: a tile is a permutation of bits
 // (qgemm/codec/layouts/grid.py). Panel: see panel.cuh.
 #pragma once
 
 #include "codes/grid.cuh"
-#include "panel.cuh"
+#include "pack/panel.cuh"
 
 namespace qgemm {
 
 // Up to eight bits of a row of blocks.
-__device__ inline u32 read_bits(const u8* row, int at, int count) {
-    const u8* byte = row + at / 8;
+__device__ inline u32 read_bits(const u8* row, int first, int count) {
+    const u8* byte = row + first / 8;
     u32 bits = byte[0];
-    if (at % 8 + count > 8) bits |= u32(byte[1]) << 8;
-    return bits >> at % 8 & ((1u << count) - 1);
+    if (first % 8 + count > 8) bits |= u32(byte[1]) << 8;
+    return bits >> first % 8 & ((1u << count) - 1);
 }
 
 __device__ inline void set_bits(u8* byte, u32 bits) {
     const int in_word = __cvta_generic_to_shared(byte) % 4;
     atomicOr(reinterpret_cast<u32*>(byte - in_word), bits << 8 * in_word);
 }
-__device__ inline void write_bits(u8* row, int at, int count, u32 bits) {
-    bits <<= at % 8;
-    set_bits(row + at / 8, bits & 0xff);
-    if (at % 8 + count > 8) set_bits(row + at / 8 + 1, bits >> 8);
+__device__ inline void write_bits(u8* row, int first, int count, u32 bits) {
+    bits <<= first % 8;
+    set_bits(row + first / 8, bits & 0xff);
+    if (first % 8 + count > 8) set_bits(row + first / 8 + 1, bits >> 8);
 }
 
-// visit(run of bits, the block's bit at which it begins, row g or g + 8 of the panel) for the number of each lane that
-// has one; number: its place among those of 16 rows, or -1.
+// The number of a lane. for_runs calls visit(run of bits, first bit in the block). number: its index in 16 rows; -1 for
+// lanes without a number.
 template <class Field>
 struct GridNumber {
     static constexpr int COUNT = 8 * Field::OWNERS;
@@ -50,7 +50,8 @@ __device__ inline void gather_numbers(const Panel& panel, int tile, int k_block,
     const int g = lane / Field::OWNERS;
     const u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
     Type bits = 0;
-    own.for_runs([&](BitRun run, int at) { bits |= Type(Type(read_bits(rows[run.row], at, run.count)) << run.to); });
+    own.for_runs(
+        [&](BitRun run, int first) { bits |= Type(Type(read_bits(rows[run.row], first, run.count)) << run.to); });
     reinterpret_cast<Type*>(to + Field::TO)[own.COUNT * m16 + own.number] = bits;
 }
 
@@ -63,12 +64,12 @@ __device__ inline void scatter_numbers(const Panel& panel, int tile, int k_block
     const int g = lane / Field::OWNERS;
     u8* const rows[2] = {panel.row(16 * m16 + g, tile), panel.row(16 * m16 + g + 8, tile)};
     const Type bits = reinterpret_cast<const Type*>(from + Field::TO)[own.COUNT * m16 + own.number];
-    own.for_runs([&](BitRun run, int at) {
-        write_bits(rows[run.row], at, run.count, u32(bits >> run.to) & ((1u << run.count) - 1));
+    own.for_runs([&](BitRun run, int first) {
+        write_bits(rows[run.row], first, run.count, u32(bits >> run.to) & ((1u << run.count) - 1));
     });
 }
 
-// visit(tile, index of a word in its fields, row of blocks, first of the word's bits in Field) for all words per block.
+// Calls visit(tile, index of a word in its fields, row of blocks, first of the word's bits in Field) for all words.
 template <class Field, class Panel, class Visit>
 __device__ inline void for_block_words(const Panel& panel, Visit visit) {
     constexpr int WORDS = TILE_ROWS * Field::WORDS;

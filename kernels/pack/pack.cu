@@ -2,7 +2,7 @@
 // row_blocks a bound of the magnitude of its finite weights and of the factors of their scales.
 //
 // The panel is copied into shared memory. A warp gathers the words of a k_block of a group of 16 rows; the fields per
-// block are gathered in shared memory, where bounds are taken from them. What is beyond the matrix is zero.
+// block are gathered in shared memory, from which bounds are computed. Rows and blocks beyond the matrix are zero.
 // Config: Format, KBlock, K_BLOCKS, Blocks, TILES, THREADS.
 #include "pack/grid_blocks.cuh"
 #include "pack/panel.cuh"
@@ -30,17 +30,17 @@ __device__ void put_codes(const u32 (&words)[Codes::BITS], int m16, int lane, vo
                                       &words[word]);
 }
 
-// What a thread saw of rows g and g + 8 of a row group: the largest finite bound of a weight, as the bits of a float.
-// Floats that are not negative compare like their bits.
+// A thread's largest finite bounds of weights in rows g and g + 8 of a row group, as bits of floats: floats that are
+// not negative compare like their bits.
 struct RowAbsmax {
-    u32 most[2] = {};
+    u32 largest[2] = {};
 
     __device__ void add(float largest_code, float2 scale, float2 minimum) {
-        const float of[2] = {__fadd_rn(__fmul_rn(largest_code, fabsf(scale.x)), fabsf(minimum.x)),
-                             __fadd_rn(__fmul_rn(largest_code, fabsf(scale.y)), fabsf(minimum.y))};
+        const float bounds[2] = {__fadd_rn(__fmul_rn(largest_code, fabsf(scale.x)), fabsf(minimum.x)),
+                                 __fadd_rn(__fmul_rn(largest_code, fabsf(scale.y)), fabsf(minimum.y))};
 #pragma unroll
         for (int r = 0; r < 2; ++r)  // neither infinity nor NaN
-            if (__float_as_uint(of[r]) < 0x7f800000) most[r] = max(most[r], __float_as_uint(of[r]));
+            if (__float_as_uint(bounds[r]) < 0x7f800000) largest[r] = max(largest[r], __float_as_uint(bounds[r]));
     }
 };
 
@@ -92,7 +92,7 @@ __device__ __forceinline__ void pack(const uint4* blocks, typename Config::Tile*
         Blocks::for_per_block([&](auto field) {
             using Field = decltype(field);
             panel.template for_units<Field>(
-                [&](int tile, int at, const u8* byte) { reinterpret_cast<u8*>(&fields[tile])[at] = *byte; });
+                [&](int tile, int offset, const u8* byte) { reinterpret_cast<u8*>(&fields[tile])[offset] = *byte; });
         });
     }
     __syncthreads();
@@ -101,25 +101,24 @@ __device__ __forceinline__ void pack(const uint4* blocks, typename Config::Tile*
     for (int i = threadIdx.x; i < panel.tiles * CHUNKS; i += THREADS)
         reinterpret_cast<uint4*>(&tiles[i / CHUNKS].fields)[i % CHUNKS] = reinterpret_cast<const uint4*>(fields)[i];
 
-    static_assert(THREADS % 32 == 0, "a thread sees the same rows of every tile");
+    static_assert(THREADS % 32 == 0, "a thread reads the same rows of every tile");
     const int m16 = lane / 8, row = lane % 8;
-    RowAbsmax seen;
-    const int groups =
-        panel.bytes / Blocks::BYTES * (Blocks::WEIGHTS / Format::GROUP_SIZE);  // groups of weights that share a scale
+    RowAbsmax absmax;
+    const int groups = panel.bytes / Blocks::BYTES * (Blocks::WEIGHTS / Format::GROUP_SIZE);  // groups with one scale
     for (int i = threadIdx.x / 32; i < groups; i += THREADS / 32) {
-        const Format& of = fields[i / Config::TILE_SCALES];
+        const Format& tile = fields[i / Config::TILE_SCALES];
         const int index = i % Config::TILE_SCALES;
-        seen.add(Format::LARGEST_CODE, of.scale(m16, row, index), of.minimum(m16, row, index));
-        // Factors may be larger than their products with an integer, which may be 0.
+        absmax.add(Format::LARGEST_CODE, tile.scale(m16, row, index), tile.minimum(m16, row, index));
+        // A super-block's factors are larger than their products where the integers are 0.
         if constexpr (Format::SCALE_FACTORS == 2)
-            seen.add(Format::LARGEST_CODE, __half22float2(of.half_scale(m16, row, index)),
-                     __half22float2(of.half_minimum(m16, row, index)));
+            absmax.add(Format::LARGEST_CODE, __half22float2(tile.half_scale(m16, row, index)),
+                       __half22float2(tile.half_minimum(m16, row, index)));
     }
     row_absmax += panel.row_block * TILE_ROWS + 16 * m16 + row;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)  // few are larger than what was seen
-        if (panel.holds(16 * m16 + row + 8 * r) && seen.most[r] > row_absmax[8 * r])
-            atomicMax(&row_absmax[8 * r], seen.most[r]);
+    for (int r = 0; r < 2; ++r)  // most threads skip the atomic
+        if (panel.holds(16 * m16 + row + 8 * r) && absmax.largest[r] > row_absmax[8 * r])
+            atomicMax(&row_absmax[8 * r], absmax.largest[r]);
 }
 
 using PanelOf = PanelConfig<Config>;

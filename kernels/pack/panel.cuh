@@ -1,4 +1,4 @@
-// Blocks of a file in shared memory: what pack (blocks -> tiles) and unpack (tiles -> blocks) share.
+// Blocks of a file in shared memory, for pack (blocks -> tiles) and unpack (tiles -> blocks).
 //
 // A CTA owns a panel of a row_block: 64 rows, TILES tiles wide. The rules are those of qgemm/cuda/layout/tile.py; the
 // layout of a block is generated from the format's dtype and slots.
@@ -9,7 +9,7 @@
 
 namespace qgemm {
 
-// Config: Format, KBlock, K_BLOCKS, Blocks; TILES (of a panel, along K), THREADS.
+// Config: Format, KBlock, K_BLOCKS, Blocks; TILES of a panel along K, THREADS.
 template <class Base>
 struct PanelConfig : TileConfig<Base> {
     using Blocks = typename Base::Blocks;
@@ -17,11 +17,11 @@ struct PanelConfig : TileConfig<Base> {
     static constexpr int TILE_BLOCKS = TileConfig<Base>::TILE_COLUMNS / Blocks::WEIGHTS;
     static constexpr int TILE_BYTES = TILE_BLOCKS * Blocks::BYTES;
     static constexpr int PANEL_BYTES = Base::TILES * TILE_BYTES;
-    // Chunks of 16 bytes, the first and the last in part; odd against bank conflicts between eight rows.
+    // 16-byte chunks of a row, the first and the last partly used; an odd number avoids bank conflicts of eight rows.
     static constexpr int ROW_CHUNKS = (PANEL_BYTES + 15 + 15) / 16 | 1;
 };
 
-// Rule one: the place, in the words of its lane, of the code of a step, the j-th of the lane's columns and row g + 8 r.
+// Rule one: the place, in a lane's words, of the code of a step, the lane's j-th column and row g + 8 r.
 struct BitPosition {
     int word, bit;
 };
@@ -33,7 +33,7 @@ constexpr BitPosition position_of_code(int step, int j, int r) {
     return {bit / 8, 8 * j + bit % 8};
 }
 
-// Rule two: the place of one bit of a code that counts levels, in an index of several codes.
+// Rule two: the place of one bit of a codebook's code in an index of several codes.
 template <int BITS, int PAIRS>
 constexpr BitPosition position_of_bit(int step, int j, int r, int plane) {
     constexpr int SIZE = 2 * PAIRS * BITS, PER_WORD = 32 / SIZE;
@@ -43,14 +43,15 @@ constexpr BitPosition position_of_bit(int step, int j, int r, int plane) {
     return {index / PER_WORD, index % PER_WORD * SIZE + bit};
 }
 
-// The place of a code whose bits lie together in a block, or of its bit from one of the block's planes.
+// The place of a code whose bits lie together in a block, or of one bit of a code whose bits lie in planes.
 template <class Codes>
 constexpr BitPosition position(int step, int j, int r, int plane) {
     return Codes::PLANES == 1 ? position_of_code<Codes::BITS>(step, j, r)
                               : position_of_bit<Codes::BITS, Codes::PAIRS>(step, j, r, plane);
 }
 
-// visit(place in a lane's words, row g + 8 r, bit in its block from `base` on) for every code of a lane, or bit of one.
+// Calls visit(place in a lane's words, r: row g + 8 r, bit in its block from `base` on) for every code of a lane, or
+// for every bit of one.
 template <class Codes, class Visit>
 __device__ inline void for_codes(Visit visit) {
 #pragma unroll
@@ -64,13 +65,13 @@ __device__ inline void for_codes(Visit visit) {
                     visit(position<Codes>(step, j, r, plane), r, Codes::offset(step, j) + plane * Codes::PLANE_BITS);
 }
 
-// The index, among the chunks of the codes of a k_block, of the chunk that holds a lane's word.
+// The index of the chunk with a lane's word among the chunks of a k_block's codes.
 template <class Codes>
 __device__ inline int chunk_index(int m16, int lane, int word) {
     return (m16 * Codes::PARTS + word / Codes::LOAD_WORDS) * 32 + lane;
 }
 
-// The rows of a panel, in global memory and in shared memory: a row begins in a chunk of 16 bytes at the same byte.
+// The rows of a panel in global and in shared memory; a row has the same offset from a 16-byte boundary in both.
 template <class Config>
 struct Panel {
     static constexpr int TILES = Config::TILES, THREADS = Config::THREADS, K_BLOCKS = Config::K_BLOCKS;
@@ -78,7 +79,7 @@ struct Panel {
     static constexpr int ROW_CHUNKS = Config::ROW_CHUNKS;
     u8* staged;
     i64 row_block, first_tile, row_bytes, n;
-    int tiles, bytes;  // of a row, without padding
+    int tiles, bytes;  // in a row, without padding
 
     __device__ Panel(uint4* staged, i64 n, i64 blocks_per_row, i64 along)
         : staged(reinterpret_cast<u8*>(staged)), n(n) {
@@ -90,30 +91,30 @@ struct Panel {
         const i64 rest = row_bytes - first_tile * TILE_BYTES;
         bytes = rest < Config::PANEL_BYTES ? rest : Config::PANEL_BYTES;
     }
-    __device__ i64 at(int row) const { return (row_block * TILE_ROWS + row) * row_bytes + first_tile * TILE_BYTES; }
-    __device__ int skip(int row) const { return u32(at(row)) % 16; }  // bytes of its first chunk before it
+    __device__ i64 offset(int row) const { return (row_block * TILE_ROWS + row) * row_bytes + first_tile * TILE_BYTES; }
+    __device__ int skip(int row) const { return u32(offset(row)) % 16; }  // bytes before the row in its first chunk
     __device__ bool holds(int row) const { return row_block * TILE_ROWS + row < n; }
-    // A row of blocks from a tile on.
+    // The blocks of a row from a tile on.
     __device__ u8* row(int row, int tile) const {
         return staged + row * ROW_CHUNKS * 16 + skip(row) + tile * TILE_BYTES;
     }
-    // visit(staged chunk, its index in memory, where the row begins and ends relative to it)
+    // Calls visit(staged chunk, its index in memory, begin and end of the row relative to the chunk).
     template <class Visit>
     __device__ void for_chunks(Visit visit) const {
         for (int i = threadIdx.x; i < TILE_ROWS * ROW_CHUNKS; i += THREADS) {
             const int row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS;
             const int begin = skip(row) - 16 * chunk;
-            visit(reinterpret_cast<uint4*>(staged)[i], at(row) / 16 + chunk, begin, holds(row) ? begin + bytes : 0);
+            visit(reinterpret_cast<uint4*>(staged)[i], offset(row) / 16 + chunk, begin, holds(row) ? begin + bytes : 0);
         }
     }
-    // visit(tile, k_block, group of rows): a warp each
+    // Calls visit(tile, k_block, group of 16 rows), one warp for each.
     template <class Visit>
     __device__ void for_m16_tiles(Visit visit) const {
         for (int i = threadIdx.x / 32; i < tiles * K_BLOCKS * WARPS; i += THREADS / 32)
             visit(i / WARPS / K_BLOCKS, i / WARPS % K_BLOCKS, i % WARPS);
     }
-    // Rule three: the pairs of a field's units in rows g and g + 8, a thread each.
-    // visit(tile, a byte of the tile's fields, the byte of a row of blocks that it is)
+    // Rule three: pairs of a field's units in rows g and g + 8, one thread for each pair.
+    // Calls visit(tile, offset in the tile's fields, pointer to the byte of a row of blocks).
     template <class PerBlock, class Visit>
     __device__ void for_units(Visit visit) const {
         constexpr int UNIT = PerBlock::UNIT, UNITS = PerBlock::BYTES / UNIT,

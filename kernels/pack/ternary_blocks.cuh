@@ -1,20 +1,19 @@
-// Blocks whose codes are digits to the base 3, in shared memory <-> tiles: the part of pack and unpack that they alone
-// need.
-// Blocks, generated from qgemm/codec/layouts/ternary.py: DIGIT_BYTES of a block, place(weight), its byte and digit.
+// Blocks whose codes are digits to the base 3, in shared memory <-> tiles, for pack and unpack.
+// Blocks, generated from qgemm/codec/layouts/ternary.py: DIGIT_BYTES of a block, place(weight): its byte and digit.
 #pragma once
 
 #include "codes/ternary.cuh"
-#include "grid_blocks.cuh"
-#include "panel.cuh"
+#include "pack/grid_blocks.cuh"
+#include "pack/panel.cuh"
 
 namespace qgemm {
 
 __device__ inline u32 power_of_3(int i) { return (i & 1 ? 3 : 1) * (i & 2 ? 9 : 1) * (i & 4 ? 81 : 1); }
 
-// The five digits that a byte holds, as a number, the first of them the highest -> the byte.
+// The number with five digits, the first the highest -> its byte.
 __device__ inline u32 byte_of_digits(u32 number) { return (number * 256 + 242) / 243; }
 
-// visit(pair i, code e of it, r: row g + 8 r, place in the block) for the codes of a lane.
+// Calls visit(pair i, code e of the pair, r: row g + 8 r, place in the block) for the codes of a lane.
 template <class Blocks, class Visit>
 __device__ inline void for_digits(int k_block, int lane, Visit visit) {
 #pragma unroll
@@ -24,7 +23,7 @@ __device__ inline void for_digits(int k_block, int lane, Visit visit) {
             visit(i, e, i % 2, Blocks::place(K_BLOCK * k_block + i / 4 * 16 + i / 2 % 2 * 8 + lane % 4 * 2 + e));
 }
 
-// A lane's bytes of a k_block, and those of its quad -> memory.
+// A lane's bytes of a k_block and the bytes of its quad -> memory.
 template <class Blocks, class KBlock>
 __device__ inline void gather_digits(const u8* const (&rows)[2], int k_block, int m16, int lane, KBlock& to) {
     u32 own[6] = {}, of_quad = 0;  // numbers: byte 2 * (pair / OF_BYTE) + e; a number in each half
@@ -45,7 +44,7 @@ __device__ inline void gather_digits(const u8* const (&rows)[2], int k_block, in
     if (lane % 4 == 0) to.qh[m16][lane / 4] = byte_of_digits(of_quad & 0xffff) | byte_of_digits(of_quad >> 16) << 8;
 }
 
-// The inverse: puts into each byte of a block the number that its digits make.
+// The inverse: adds up the number of each byte of a block from its digits.
 template <class Blocks, class KBlock>
 __device__ inline void scatter_digits(const KBlock& from, int k_block, int m16, int lane, u8* const (&rows)[2]) {
     const TernaryCodes codes = from.codes(m16, lane);
@@ -57,7 +56,7 @@ __device__ inline void scatter_digits(const KBlock& from, int k_block, int m16, 
     });
 }
 
-// The numbers in a panel -> the bytes that stand for them, when all digits are there.
+// Replaces the complete numbers in a panel by their bytes.
 template <class Blocks, class Panel>
 __device__ inline void digits_to_bytes(const Panel& panel) {
     const int count = TILE_ROWS * panel.tiles * Blocks::DIGIT_BYTES;

@@ -1,8 +1,8 @@
 // unpack: tiles [row_blocks, along] -> blocks [n, blocks_per_row] as they lie in a file; the inverse of pack.
 //
-// A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, of which other warps may
-// write other bits. The rows are stored in chunks of 16 bytes, byte by byte where a chunk belongs to two panels.
-// Config: Format, KBlock, K_BLOCKS, Blocks, TILES, THREADS.
+// A warp scatters the words of a k_block of a group of 16 rows over rows in shared memory, where other warps may write
+// other bits of the same bytes. Rows are stored in chunks of 16 bytes, byte by byte where a chunk belongs to two
+// panels. Config: Format, KBlock, K_BLOCKS, Blocks, TILES, THREADS.
 #include "pack/grid_blocks.cuh"
 #include "pack/panel.cuh"
 #include "pack/ternary_blocks.cuh"
@@ -60,8 +60,8 @@ __device__ __forceinline__ void unpack(const typename Config::Tile* tiles, uint4
     } else {
         Blocks::for_per_block([&](auto field) {
             using Field = decltype(field);
-            panel.template for_units<Field>([&](int tile, int at, u8* byte) {
-                set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[at]);
+            panel.template for_units<Field>([&](int tile, int offset, u8* byte) {
+                set_bits(byte, reinterpret_cast<const u8*>(&tiles[tile].fields)[offset]);
             });
         });
     }

@@ -1,4 +1,4 @@
-// dequantize_activations: blocks of codes, k_block by k_block [along][m] -> x [m, k] = d * q, row-major.
+// dequantize_activations: blocks of codes [k_block][m] -> x [m, k] = d * q, row-major.
 //
 // A thread owns eight columns of a token.
 // Config: Out (float, half).
@@ -11,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(128)
     using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    constexpr int SHARES = K_BLOCK / 8;  // of a k_block
+    constexpr int SHARES = K_BLOCK / 8;  // in a k_block
     const i64 token = blockIdx.x, share = i64(blockIdx.y) * blockDim.x + threadIdx.x;
     if (8 * share >= k) return;
     const Activations& from = k_blocks[share / SHARES * m + token];

@@ -1,15 +1,15 @@
 // dequantize_codebook: absmax [blocks], bit planes [blocks, BITS] -> values [blocks * 32], w = absmax * codebook[q]
 // exact in float, rounded once to Out.
 //
-// A lane owns eight values, four lanes a block: they load a plane each and transpose their bytes. Of floats, 32 bytes
-// of a lane, it decodes half of its neighbour's as well, so that the two store whole sectors.
+// A lane owns eight values, four lanes own a block: each loads a plane, and they transpose their bytes. Eight floats
+// are 32 bytes, so two neighbours each decode half of both lanes' values: then their stores cover whole sectors.
 // Config: that of planes.cuh, and Out (float, half, bf16).
 #include "quantize/planes.cuh"
 
 namespace qgemm {
 
 __device__ inline float decode(half code) { return __half2float(code); }
-// Exponent and mantissa stand in a float as in the byte, with another bias: exact, subnormal numbers too.
+// Exponent and mantissa of the byte become those of a float with another bias: exact, subnormal numbers included.
 __device__ inline float decode(u8 code) { return __uint_as_float(u32(code) << 19) * 0x1p116f; }
 
 template <class Config>
@@ -18,9 +18,10 @@ __device__ __forceinline__ void dequantize_codebook(const typename Config::Absma
                                                     typename Config::Out* __restrict__ values, i64 blocks) {
     using Book = typename Config::Codebook;
     using Out = typename Config::Out;
-    constexpr int BITS = Config::BITS, EACH = Config::EACH, LANES = Config::LANES, THREADS = Config::THREADS;
-    constexpr int AT_ONCE = 16 / sizeof(Out), STORES = EACH / AT_ONCE;  // values of a store, stores of a lane
-    __shared__ float levels[32];                                        // one bank each: no lookup waits for another
+    constexpr int BITS = Config::BITS, LANE_WEIGHTS = Config::LANE_WEIGHTS, LANES = Config::LANES,
+                  THREADS = Config::THREADS;
+    constexpr int AT_ONCE = 16 / sizeof(Out), STORES = LANE_WEIGHTS / AT_ONCE;  // values of a store, stores of a lane
+    __shared__ float levels[32];  // levels lie in different banks, so lookups do not conflict
     if (threadIdx.x < Book::CODES) levels[threadIdx.x] = Book::level(threadIdx.x);
     __syncthreads();
     for (i64 first = i64(blockIdx.x) * THREADS; first < blocks * LANES; first += i64(gridDim.x) * THREADS) {
@@ -32,21 +33,21 @@ __device__ __forceinline__ void dequantize_codebook(const typename Config::Absma
         const float d = decode(absmax[block]);
 #pragma unroll
         for (int store = 0; store < STORES; ++store) {
-            // Of two stores the first is to the lane of even number.
+            // The first of two stores writes values of the even lane.
             const int owner = STORES == 1 ? lane : lane / 2 * 2 + store, first = STORES == 1 ? 0 : lane % 2 * AT_ONCE;
             const u32 own = (STORES == 1 ? bytes : __shfl_sync(~0u, bytes, owner, LANES)) >> first;
             const u32 fifth = last >> (8 * owner + first);
-            alignas(16) Out made[AT_ONCE];
+            alignas(16) Out weights[AT_ONCE];
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j) {
-                // Bits j of the four bytes meet in bits 24 to 27 of the product; below them are zeros. In bytes:
-                u32 at = ((own >> j & 0x01010101) * 0x01020408) >> 22;
-                if (BITS == 5) at |= (j < 6 ? fifth << (6 - j) : fifth >> (j - 6)) & 64;
-                made[j] = from_float<Out>(__fmul_rn(entry(levels, at), d));
+                // Bits j of the four bytes meet in bits 24 to 27 of the product; shifted, they are an offset in bytes.
+                u32 offset = ((own >> j & 0x01010101) * 0x01020408) >> 22;
+                if (BITS == 5) offset |= (j < 6 ? fifth << (6 - j) : fifth >> (j - 6)) & 64;
+                weights[j] = from_float<Out>(__fmul_rn(entry(levels, offset), d));
             }
-            const i64 to = (thread - lane + owner) * EACH + first;
+            const i64 to = (thread - lane + owner) * LANE_WEIGHTS + first;
             if (its_block < blocks)
-                __stcs(reinterpret_cast<uint4*>(values + to), *reinterpret_cast<const uint4*>(made));
+                __stcs(reinterpret_cast<uint4*>(values + to), *reinterpret_cast<const uint4*>(weights));
         }
     }
 }

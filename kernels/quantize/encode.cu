@@ -1,20 +1,20 @@
 // encode: values [count * 32] -> blocks [count] as they lie in a file, byte for byte as NumPy encodes them.
 //
-// Each CTA stores what it found: sums of squares of the error and of the values, and the first block that cannot be
-// held.
+// Each CTA stores its EncodeStats: sums of squares of the error and of the values, and the first block that cannot
+// store its scales.
 //
-// A warp takes BLOCKS_PER_WARP blocks at a time, eight at once; a lane owns eight values, four lanes a block
-// (codes/encoder.cuh). Blocks are put together in shared memory and leave as Blocks::BYTES chunks of 16 bytes: `blocks`
-// has room for a whole number of turns.
+// A work item of a warp is BLOCKS_PER_WARP blocks, eight at a time; a lane owns eight values, four lanes own a block
+// (codes/encoder.cuh). Shared memory collects blocks, which are stored as Blocks::BYTES chunks of 16 bytes: the array
+// `blocks` has space for a whole number of work items.
 // Config: Format, Blocks, Block; In (float, half, bf16), THREADS, BLOCKS_PER_WARP.
 #include "codes/encoder.cuh"
-#include "quantize/found.cuh"
+#include "quantize/encode_stats.cuh"
 
 namespace qgemm {
 
-// A lane's share of a block of number `index`.
+// A lane's share of block number `index`.
 template <class Encoder, class Block>
-__device__ inline void encode_block(LaneValues x, i64 index, Block& block, Found& found) {
+__device__ inline void encode_block(LaneValues x, i64 index, Block& block, EncodeStats& stats) {
     const Encoder encoder(x);
     float errors[LANE_VALUES];
     u32 codes[LANE_VALUES / 4] = {};
@@ -26,14 +26,14 @@ __device__ inline void encode_block(LaneValues x, i64 index, Block& block, Found
     }
     encoder.write(block, codes);
     const double power = squares(x);  // NaN if a value is
-    found.error += squares(errors);
-    found.power += power;
-    if (isnan(power) || !encoder.holds()) found.refused = min(found.refused, index);
+    stats.error += squares(errors);
+    stats.power += power;
+    if (isnan(power) || !encoder.holds()) stats.refused = min(stats.refused, index);
 }
 
 template <class Config>
 __device__ __forceinline__ void encode(const typename Config::In* __restrict__ x, uint4* __restrict__ blocks,
-                                       Found* __restrict__ found, i64 count) {
+                                       EncodeStats* __restrict__ stats, i64 count) {
     using Encoder = typename Config::template Format<WARPS>::Encoder;
     using Block = typename Config::Block;
     using Blocks = typename Config::Blocks;
@@ -41,11 +41,11 @@ __device__ __forceinline__ void encode(const typename Config::In* __restrict__ x
     constexpr int BLOCKS_PER_WARP = Config::BLOCKS_PER_WARP;
     static_assert(Blocks::WEIGHTS == LANE_VALUES * BLOCK_LANES, "four lanes own a block");
     static_assert(sizeof(Block) == Blocks::BYTES, "the block differs from its dtype");
-    static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a turn is as many chunks as a block has bytes");
+    static_assert(BLOCKS_PER_WARP == sizeof(uint4), "a work item is as many chunks as a block has bytes");
     __shared__ uint4 staged[CTA_WARPS][Blocks::BYTES];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Block* const turn = reinterpret_cast<Block*>(staged[warp]) + lane / BLOCK_LANES;
-    Found mine = {0, 0, count};
+    Block* const lane_blocks = reinterpret_cast<Block*>(staged[warp]) + lane / BLOCK_LANES;
+    EncodeStats own = {0, 0, count};
 
     for (i64 first = (i64(blockIdx.x) * CTA_WARPS + warp) * BLOCKS_PER_WARP; first < count;
          first += i64(gridDim.x) * CTA_WARPS * BLOCKS_PER_WARP) {
@@ -57,20 +57,20 @@ __device__ __forceinline__ void encode(const typename Config::In* __restrict__ x
                 load_eight(values[i], x + (block + i * AT_ONCE) * Blocks::WEIGHTS + LANE_VALUES * block_lane());
 #pragma unroll
         for (int i = 0; i < BLOCKS_PER_WARP / AT_ONCE; ++i)
-            encode_block<Encoder>(values[i], block + i * AT_ONCE, turn[i * AT_ONCE], mine);
+            encode_block<Encoder>(values[i], block + i * AT_ONCE, lane_blocks[i * AT_ONCE], own);
         __syncwarp();
         for (int i = lane; i < Blocks::BYTES; i += 32)
             blocks[first / BLOCKS_PER_WARP * Blocks::BYTES + i] = staged[warp][i];
         __syncwarp();
     }
 
-    store_found<CTA_WARPS>(found, mine);
+    store_stats<CTA_WARPS>(stats, own);
 }
 
 }  // namespace qgemm
 
 extern "C" __global__ void __launch_bounds__(qgemm::Config::THREADS)
-    encode(const qgemm::Config::In* __restrict__ x, uint4* __restrict__ blocks, qgemm::Found* __restrict__ found,
+    encode(const qgemm::Config::In* __restrict__ x, uint4* __restrict__ blocks, qgemm::EncodeStats* __restrict__ stats,
            qgemm::i64 count) {
-    qgemm::encode<qgemm::Config>(x, blocks, found, count);
+    qgemm::encode<qgemm::Config>(x, blocks, stats, count);
 }

@@ -1,4 +1,4 @@
-// Flat bit planes: what quantizing to a codebook and dequantizing from it share.
+// Flat bit planes: shared by quantize_codebook and dequantize_codebook.
 #pragma once
 
 #include "host.cuh"
@@ -11,7 +11,7 @@ template <class Base>
 struct PlanesConfig : Base {
     using Absmax = typename Base::Codebook::Absmax;
     static constexpr int BITS = Base::Codebook::BITS;
-    static constexpr int EACH = 8, LANES = Base::Blocks::WEIGHTS / EACH;  // values of a lane, lanes of a block
+    static constexpr int LANE_WEIGHTS = 8, LANES = Base::Blocks::WEIGHTS / LANE_WEIGHTS;  // lanes of a block
     static_assert(LANES == 4, "four lanes own a block");
 };
 
@@ -21,10 +21,10 @@ __device__ inline u32 transpose_bytes(u32 word, int lane) {
     return __byte_perm(word, __shfl_xor_sync(~0u, word, 2), lane / 2 ? 0x3276 : 0x5410);
 }
 
-// Entry of a table in shared memory, `at` bytes from its start.
+// The entry `offset` bytes from the start of a table in shared memory.
 template <class T>
-__device__ inline T entry(const T* table, u32 at) {
-    return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + at);
+__device__ inline T entry(const T* table, u32 offset) {
+    return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + offset);
 }
 
 }  // namespace qgemm

@@ -1,5 +1,4 @@
-// quantize_activations: x [m, k] -> blocks of codes, k_block by k_block [along][m], as codes/quantize.cuh computes
-// them.
+// quantize_activations: x [m, k] -> blocks of codes [k_block][m], computed by codes/quantize.cuh.
 //
 // A thread owns eight columns of a token. A block beyond k, in the last k_block, is zero.
 // Config: In (float, half, bf16).
@@ -12,7 +11,7 @@ extern "C" __global__ void __launch_bounds__(128)
     using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    constexpr int SHARES = K_BLOCK / 8;  // of a k_block
+    constexpr int SHARES = K_BLOCK / 8;  // in a k_block
     const i64 token = blockIdx.x, share = i64(blockIdx.y) * blockDim.x + threadIdx.x;
     float values[8] = {};
     if (8 * share < k) load_eight(values, x + token * k + 8 * share);

@@ -1,5 +1,4 @@
-// round_activations: x [m, k] -> d * q of its blocks of codes, in the place of x: what quantizing and decoding make of
-// it.
+// round_activations: x [m, k] -> d * q [m, k], x quantized to blocks of codes and decoded.
 //
 // A thread owns eight values.
 // Config: In (float, half, bf16), Out (float, half).

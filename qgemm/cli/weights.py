@@ -23,8 +23,8 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
             blocks[name] = rng.integers(*fmt.code_range, blocks.shape, endpoint=True)
         elif fmt.dtype[name].base.kind == "f":
             blocks[name] = rng.uniform(0.002, 0.01, blocks[name].shape)
-        elif name in fmt.ordinary:
-            blocks[name] = rng.integers(*fmt.ordinary[name], blocks[name].shape)
+        elif name in fmt.encoding.ordinary:
+            blocks[name] = rng.integers(*fmt.encoding.ordinary[name], blocks[name].shape)
     if fmt.family == "f8" and fmt.levels is not None:  # codes of NaN and infinity would make the product unusable
         finite = np.isfinite(fmt.levels(blocks.reshape(-1)).codes).reshape(blocks["qs"].shape)
         blocks["qs"] *= finite.astype(np.uint8)

@@ -1,7 +1,7 @@
 """Codebooks: the levels that codes stand for, and the search for the level nearest to a value.
 
-A level is found by counting the edges below the value. Edges are exact: no rounding of a midpoint sends a value to
-the wrong side, and a value just between two levels goes where the rule for ties sends it.
+The number of edges below a value is the number of its nearest level. Edges are exact: no rounding of a midpoint sends a
+value to the wrong side, and the rule for ties decides a value halfway between two levels.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def normal_float(bits: int) -> Floats:
 
 
 def checked(codebook: ArrayLike, bits: int, who: str) -> Floats:
-    """A codebook as a read-only copy [2^bits] float32, in its order; CodebookError if it cannot be one."""
+    """A codebook as a read-only copy [2^bits] float32 in the same order; CodebookError for an array that is none."""
     try:
-        given = np.asarray(codebook)
+        array = np.asarray(codebook)
     except ValueError as error:  # rows of different lengths
         raise CodebookError(f"{who}: a codebook is a list of numbers: {error}") from None
-    if given.dtype.kind not in "fiu" and given.dtype.name != "bfloat16":
-        raise CodebookError(f"{who}: a codebook holds numbers, got {given.dtype}")
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, and refused below
-        levels = given.astype(np.float32)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise CodebookError(f"{who}: a codebook holds numbers, got {array.dtype}")
+    with np.errstate(over="ignore"):  # a level beyond float32 becomes infinite and is refused below
+        levels = array.astype(np.float32)
     if levels.shape != (2**bits,):
         raise CodebookError(f"{who}: a codebook holds {2**bits} levels, got an array of shape {levels.shape}")
     if not np.isfinite(levels).all():
@@ -55,21 +55,21 @@ def checked(codebook: ArrayLike, bits: int, who: str) -> Floats:
 def edges(levels: Floats, upward: NDArray[np.bool_], number: type[AnyFloat]) -> NDArray[AnyFloat]:
     """Ascending distinct levels [n] -> edges [n - 1]: the level nearest to v is number sum(v > edges).
 
-    number: the type of v and of the edges. upward [n - 1]: whether a v just between two levels goes to the upper one.
-    An edge is the largest number of its type that goes down, so the answer is exact for every v.
+    number: the type of v and of the edges. upward [n - 1]: whether a v halfway between two levels goes to the upper
+    one. An edge is the largest number of its type that belongs to the lower level, so the answer is exact for every v.
     """
-    found = []
+    values = []
     for low, high, up in zip(levels[:-1], levels[1:], upward, strict=True):
         middle = (Fraction(float(low)) + Fraction(float(high))) / 2
         edge = number(float(middle))
         while Fraction(float(edge)) > middle or (up and Fraction(float(edge)) == middle):
             edge = np.nextafter(edge, number(-np.inf))
-        found.append(edge)
-    return np.array(found, number)
+        values.append(edge)
+    return np.array(values, number)
 
 
 def search(codebook: Floats) -> tuple[Floats, Bytes]:
-    """Codebook [codes] -> of its n distinct levels, in ascending order, the edges [n - 1] and the lowest codes [n]."""
+    """Codebook [codes] with n distinct levels -> their edges [n - 1] and lowest codes [n], levels ascending."""
     return _search(codebook.tobytes())
 
 
@@ -79,17 +79,17 @@ def _search(codebook: bytes) -> tuple[Floats, Bytes]:
     return edges(levels, codes[1:] < codes[:-1], np.float32), codes.astype(np.uint8)
 
 
-LEAST = np.float32(1e-8)  # a block without a larger magnitude is divided by this, so that zeros are
-SCALE = 2.0**64  # of edges and values, so that no product of theirs underflows
-BINS = 128  # a power of two, for 65 of them
-SLACK = 2.0**-18  # of values; more than the roundings of 32 / d and of what is multiplied by it
+MIN_ABSMAX = np.float32(1e-8)  # the least divisor of a block, so that blocks of zeros can be divided
+SCALE = 2.0**64  # multiplies edges and values, so that none of their products underflows
+BINS = 128  # 65 rounded up to a power of two
+SLACK = 2.0**-18  # exceeds the rounding errors of 32 / d and of its product with a value
 
 
 def below_bins(between: Floats) -> tuple[NDArray[np.intp], bool]:
-    """Edges [n] -> of each bin of values in -1..1 how many edges are in bins before it, [BINS]; whether no bin has two.
+    """Edges [n] -> the number of edges before each bin of values in -1..1, [BINS], and whether no bin has two edges.
 
-    A value v is in bin 32 + round(32 v), or next to it if within SLACK of it. So v must be compared with the edges of
-    its own bin only: those before it are below v, those after it are not.
+    A value v is in bin 32 + round(32 v), or in a neighbour within SLACK of it. So v must be compared with the edges of
+    its own bin only: edges before the bin are below v, edges after it are not.
     """
     ends = (np.arange(BINS + 1) - BINS / 4 - 0.5) / (BINS / 4)
     near = between.astype(np.float64)
@@ -100,10 +100,10 @@ def below_bins(between: Floats) -> tuple[NDArray[np.intp], bool]:
 def product_edges(between: Floats) -> tuple[Floats, Floats]:
     """Edges [n] in -2..2 -> e [n], h [n]: float32(x / d) is above an edge where (e * d - SCALE * x) + h * d < 0.
 
-    For float32 x and d, LEAST <= d < 2^16, either bracket rounded once. With c, the middle between the edge and the
-    next float, the quotient is rounded to more than the edge where x > c * d. h is c - edge, less its last place where
-    c itself is rounded up. For x / d from the edge to the next float, the difference has 24 bits and is not rounded;
-    elsewhere it is too far from 0 for h to change its sign.
+    For float32 x and d, MIN_ABSMAX <= d < 2^16, either bracket rounded once. With c, the middle between the edge and
+    the next float, the quotient is rounded to more than the edge where x > c * d. h is c - edge, less its last place
+    where c itself is rounded up. For x / d from the edge to the next float, the difference has 24 bits and is not
+    rounded; elsewhere it is too far from 0 for h to change its sign.
     """
     following = np.nextafter(between, np.float32(np.inf)).astype(np.float64)
     halves = SCALE / 2 * (following - between)
@@ -112,13 +112,13 @@ def product_edges(between: Floats) -> tuple[Floats, Floats]:
 
 
 def short_edges(between: Floats) -> Floats | None:
-    """Edges [n] in -2..2 -> e [n], if there are such: float32(x / d) is above an edge where e * d - x < 0.
+    """Edges [n] in -2..2 -> e [n] such that float32(x / d) is above an edge where e * d - x < 0; else None.
 
-    For x and d below 2^16 of at most 11 bits, which float16 and bfloat16 have, and d = LEAST. With c as above: no x is
-    c * d, which has more bits or is less than any, so the largest x below c * d must be the largest up to e * d, with
-    each of 2^10 + 1 divisors. e is the edge or the next float: of quotients of 11 bits, one at most lies between them.
+    For x and d below 2^16 of at most 11 bits, which float16 and bfloat16 have, and d = MIN_ABSMAX. With c as above: no
+    x is c * d, which has more bits or is less than any x, so the largest x below c * d must be the largest up to e * d,
+    for each of 2^10 + 1 divisors. e is the edge or the next float: at most one quotient of 11 bits lies between them.
     """
-    divisors = np.append(np.arange(1024.0, 2048.0), float(LEAST))
+    divisors = np.append(np.arange(1024.0, 2048.0), float(MIN_ABSMAX))
 
     def largest(e: NDArray[np.float64]) -> NDArray[np.float64]:
         mantissa, exponent = np.frexp(e[:, None] * divisors)
@@ -126,19 +126,21 @@ def short_edges(between: Floats) -> Floats | None:
 
     following = np.nextafter(between, np.float32(np.inf))
     low, high = between.astype(np.float64), following.astype(np.float64)
-    wanted = largest((low + high) / 2)
-    low_fits, high_fits = ((largest(e) == wanted).all(axis=1) for e in (low, high))
-    low_fits |= (low <= 0) & (low >= -(2.0**-149))  # no quotient is between those: the least is 2^-133 / 2^16
+    target = largest((low + high) / 2)
+    low_fits, high_fits = ((largest(e) == target).all(axis=1) for e in (low, high))
+    low_fits |= (low <= 0) & (low >= -(2.0**-149))  # no quotient lies in this range: the least is 2^-133 / 2^16
     return np.where(low_fits, between, following) if (low_fits | high_fits).all() else None
 
 
 def nearest(values: Floats, codebook: Floats) -> Bytes:
-    """Values [...] -> the code of the level nearest to each, [...]; the lowest code of those equally near.
+    """Values [...] -> codes [...] of their nearest levels; the lowest code of levels that are equally near.
 
-    Exact, for codebooks of any order, with duplicates as well. NaN gets any code.
+    Exact for codebooks in any order, also with duplicates. NaN gets any code.
     """
     between, codes = search(codebook)
     number = np.zeros(values.shape, np.uint8)
-    for edge in between:  # 15 comparisons are 15x faster than np.searchsorted, which guesses branches (NumPy 2.4)
+    for (
+        edge
+    ) in between:  # 15 comparisons are 15x faster than np.searchsorted with its mispredicted branches (NumPy 2.4)
         number += values > edge
     return number if np.array_equal(codes, np.arange(len(codes))) else codes.take(number)

@@ -1,7 +1,7 @@
 """e4m3: floats of eight bits, 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN.
 
 code & 127     number
-0 to 7         code * 2^-9, multiples of the least one
+0 to 7         code * 2^-9, subnormal
 8 to 126       (8 + code % 8) * 2^(code / 8 - 10), up to 448
 """
 
@@ -24,21 +24,21 @@ def _numbers() -> Floats:
     return np.where(code & 128, -size, size).astype(np.float32)
 
 
-NUMBERS = _numbers()  # of all codes
+NUMBERS = _numbers()  # by code
 NUMBERS.flags.writeable = False
 
 
 def encode(x: Floats) -> Bytes:
-    """Values -> the codes of the nearest numbers, even ones of two; what is beyond them becomes the largest.
+    """Values -> the codes of the nearest numbers, ties to even codes; larger values become the largest number.
 
-    Of a normal number the code is the upper bits of the float, with another bias of the exponent.
+    The code of a normal number is the upper bits of the float, with another bias of the exponent.
     """
     bits, size = x.view(np.uint32), np.abs(x)
-    half = np.uint32(0x7FFFF) + (bits >> 20 & 1)  # all but the last digit of what is cut off
+    half = np.uint32(0x7FFFF) + (bits >> 20 & 1)  # just below half of the last kept digit, ties to even
     normal = ((bits & 0x7FFFFFFF) + half >> 20) - np.uint32(120 << 3)
     with np.errstate(invalid="ignore"):  # NaN is data
         subnormal = np.rint(np.minimum(size, LEAST_NORMAL) / SUBNORMAL).astype(np.uint32)
         code = np.where(size < LEAST_NORMAL, subnormal, np.minimum(normal, LARGEST_CODE))
     code = np.where(np.isnan(x), NAN, code)
-    made: Bytes = (code | bits >> 24 & 128).astype(np.uint8)
-    return made
+    signed: Bytes = (code | bits >> 24 & 128).astype(np.uint8)
+    return signed

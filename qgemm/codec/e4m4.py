@@ -26,10 +26,10 @@ LIMIT = 31.5  # halfway between 31 and 32, whose code would be the even one
 
 
 def encode_e4m4(values: ArrayLike, saturate: bool = False) -> Bytes:
-    """Values [...] >= 0 of any float dtype -> codes [...] uint8 of the nearest numbers, of two the even code.
+    """Values [...] >= 0 of any float dtype -> codes [...] uint8 of the nearest numbers, ties to even codes.
 
-    From 31.5 on there is none: QuantizeError, or with `saturate` the code of 31, also for infinity. QuantizeError
-    for a negative value or NaN; TypeError for what are no floats.
+    Values from 31.5 on raise QuantizeError or, with `saturate`, get the code of 31, infinity included. QuantizeError
+    for a negative value or NaN; TypeError for arrays of other types.
     """
     x = floats(values).astype(np.float64)
     wrong = ~(x >= 0)
@@ -41,7 +41,7 @@ def encode_e4m4(values: ArrayLike, saturate: bool = False) -> Bytes:
 
 
 def nearest_e4m4(values: NDArray[np.floating]) -> Bytes:
-    """Values [...] >= 0 -> the codes of the nearest numbers, of two the even code; beyond 31, and for NaN, of 31."""
+    """Values [...] >= 0 -> the codes of the nearest numbers, ties to even codes; that of 31 beyond 31 and for NaN."""
     return np.searchsorted(EDGES, values.astype(np.float64)).astype(np.uint8)
 
 

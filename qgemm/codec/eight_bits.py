@@ -1,19 +1,19 @@
-"""Weights as codes of eight bits, one scale for each row and 256 columns: what "a8_g256" makes of any integer format.
+"""Weights requantized to eight bits, one scale for each row and 256 columns: "a8_g256" for any integer format.
 
     b = the largest magnitude that a weight of these columns could have, by its scale and minimum and any code
     s = b / 127,    q = round(w / s) in -127..127
 
-The bound b follows from scales and minimums alone, so that a kernel knows it before it has looked at a code. ggml's
-encoders use nearly all of the range of codes, which makes it as good as the largest weight itself: q4_0's extreme
-weight has code 0 by definition. docs/kernels/eight_bits.md has the error of each format.
+The bound b follows from scales and minimums alone, so that a kernel knows it before it reads a code. ggml's encoders
+use nearly the whole range of codes, which makes b as good as the largest weight itself: the extreme weight of q4_0 has
+code 0 by definition. docs/kernels/eight_bits.md has the error of each format.
 
-"e4m3_g256" makes e4m3 numbers of formats whose scales are powers of two:
+"e4m3_g256" converts formats whose scales are powers of two to e4m3 numbers:
 
     s = the largest scale of these columns * 2^e, e the least for which no weight is above 448 s
     q = the number nearest to w / s
 
-q is w / s where w / s is a multiple of 2^-9: of mxfp4 wherever a scale is at least 2^-14 of the largest. Below that a
-weight is off by 2^-15 of the largest scale at most, half of e4m3's least number.
+q is w / s exactly where w / s is a multiple of 2^-9: in mxfp4 wherever a scale is at least 2^-14 of the largest. Below
+that a weight is off by at most 2^-15 of the largest scale, half of e4m3's least number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .format import Blocks, Format, Levels
 from .group_activations import codes, unit
 from .packing import Bytes, Floats
 
-COLUMNS = 256  # that share a scale: a super-block of the K-quants
+COLUMNS = 256  # with one scale: a super-block of the K-quants
 
 
 class EightBits(NamedTuple):
@@ -46,23 +46,23 @@ class E4m3Weights(NamedTuple):
 
 
 def level_range(fmt: Format) -> tuple[float, float]:
-    """The least and the greatest level of a format: of code - zero, of its codebook's values, of its grid's.
+    """The least and the greatest level of a format: code - zero, or the values of its codebook or grid.
 
-    A zero that each group has of its own is part of the minimum.
+    A zero of each group counts as part of its minimum.
     """
-    if fmt.codebook is not None and fmt.grid is None:
+    if fmt.codebook is not None and fmt.tile.grid is None:
         return float(fmt.codebook.min()), float(fmt.codebook.max())
-    if fmt.largest:
-        return -fmt.largest, fmt.largest
+    if fmt.declared_max_level:
+        return -fmt.declared_max_level, fmt.declared_max_level
     lowest, highest = fmt.code_range
     return float(lowest - (fmt.zero or 0)), float(highest - (fmt.zero or 0))
 
 
 def eight_bits(fmt: Format, blocks: Blocks, k: int) -> EightBits:
     """Blocks [N, b] of rows of K weights -> codes of eight bits and their scales."""
-    found = fmt.decode_levels(blocks.reshape(-1))
-    largest = _bounds(fmt, found, len(blocks), k)
-    values = found.values().reshape(len(blocks), k)
+    levels = fmt.decode_levels(blocks.reshape(-1))
+    largest = _bounds(fmt, levels, len(blocks), k)
+    values = levels.values().reshape(len(blocks), k)
     count = largest.shape[1]
     padded = np.zeros((len(blocks), count, COLUMNS), np.float32)
     padded.reshape(len(blocks), -1)[:, :k] = values
@@ -71,29 +71,29 @@ def eight_bits(fmt: Format, blocks: Blocks, k: int) -> EightBits:
 
 
 def e4m3_exponent(fmt: Format) -> int:
-    """e: the scale of its weights as e4m3 numbers is the largest of theirs times 2^e."""
+    """e such that the scale of weights as e4m3 numbers is the largest scale of these columns times 2^e."""
     return -int(np.log2(e4m3.LARGEST / max(map(abs, level_range(fmt)))))
 
 
 def e4m3_weights(fmt: Format, blocks: Blocks, k: int) -> E4m3Weights:
     """Blocks [N, b] of rows of K weights -> codes of e4m3 and their scales."""
-    found = fmt.decode_levels(blocks.reshape(-1))
-    assert found.scale is not None, "a power of two"
-    scales = found.scale.reshape(len(blocks), -1)
+    levels = fmt.decode_levels(blocks.reshape(-1))
+    assert levels.scale is not None, "a power of two"
+    scales = levels.scale.reshape(len(blocks), -1)
     largest = _largest(fmt, scales, k)
     ratio = scales / largest.repeat(COLUMNS // fmt.group, axis=1)[:, : scales.shape[1]]
     shift = np.float32(2.0 ** -e4m3_exponent(fmt))
-    values = found.codes.reshape(*scales.shape, fmt.group).astype(np.float32) * (ratio * shift)[..., None]
+    values = levels.codes.reshape(*scales.shape, fmt.group).astype(np.float32) * (ratio * shift)[..., None]
     return E4m3Weights(e4m3.encode(values).reshape(len(blocks), k), largest / shift)
 
 
-def _bounds(fmt: Format, found: Levels, rows: int, k: int) -> Floats:
+def _bounds(fmt: Format, levels: Levels, rows: int, k: int) -> Floats:
     """The bound b of each row and COLUMNS columns, [rows, ceil(K / COLUMNS)]; NaN or infinite where a scale is."""
-    found = found.zeros_as_minimums()
-    assert found.scale is not None, "integer formats have scales"
+    levels = levels.zeros_as_minimums()
+    assert levels.scale is not None, "integer formats have scales"
     with np.errstate(invalid="ignore", over="ignore"):
-        minimum = np.float32(0) if found.minimum is None else found.minimum
-        ends = (np.abs(found.scale * np.float32(level) + minimum) for level in level_range(fmt))
+        minimum = np.float32(0) if levels.minimum is None else levels.minimum
+        ends = (np.abs(levels.scale * np.float32(level) + minimum) for level in level_range(fmt))
         return _largest(fmt, np.maximum(*ends).reshape(rows, -1), k)  # NaN wins
 
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .activations import UNIT, scale_and_sum
 from .e4m3 import NUMBERS
 from .eight_bits import COLUMNS, E4m3Weights, EightBits
 from .format import Blocks, Format
 from .group_activations import GROUP
+from .q8_1_f32 import UNIT, scale_and_sum
 
 Doubles = NDArray[np.float64]
 
 U = 2.0**-24  # the relative error of one float32 operation
-TINY = 1e-37  # more than K subnormal results can lose, and below what any product of use is made of
-STEP = 32  # products that a tensor core adds at a time, of e4m3
+TINY = 1e-37  # above the loss of K subnormal results, below any useful product
+STEP = 32  # e4m3 products that a tensor core adds at a time
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -32,10 +32,10 @@ def gamma(operations: int) -> float:
 
 
 def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
-    """Blocks [N, b] -> what is summed for each weight, [N, K]: scale * |code - zero| + |minimum|.
+    """Blocks [N, b] -> the magnitudes of the terms of each weight, [N, K]: scale * |code - zero| + |minimum|.
 
-    With a minimum this may be far above the weight itself, where the two cancel. A zero that each group has of its own
-    is a minimum to kernels: scale * |code| + |scale * zero|.
+    Where the terms cancel, this may be far above the weight itself. Kernels treat a zero of each group as a minimum:
+    scale * |code| + |scale * zero|.
     """
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1))
     if isinstance(zero, np.ndarray):
@@ -53,23 +53,23 @@ def magnitudes(fmt: Format, blocks: Blocks) -> Doubles:
 def a16_bound(x: Doubles, w: Doubles) -> Doubles:
     """Error bound of x @ w.T from exact factors: K products, K - 1 additions, a scale and a minimum on a block's sum.
 
-    With a codebook the decoded weight, to which it is compared, is itself a rounded product of scale and level.
-    w: the `magnitudes` of the weights; for formats without a minimum they are those of the weights themselves.
+    With a codebook the decoded weight of the reference is itself a rounded product of scale and level. w: the
+    `magnitudes` of the weights; for formats without a minimum those of the weights themselves.
     """
     return _bound(x.shape[1] + 4, np.abs(x) @ np.abs(w).T)
 
 
 def a8_exact(
-    x: Blocks, fmt: Format, w: Blocks, place: Callable[[NDArray[Any]], Any] = np.asarray
+    x: Blocks, fmt: Format, w: Blocks, place: Callable[[NDArray[Any]], Any] = np.asarray, levels_first: bool = False
 ) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
 
-    x: of qgemm/codec/activations.py, or of q8_1. place: cupy.asarray where a GPU multiplies what NumPy decodes, and has
-    both results.
+    x: blocks of qgemm/codec/q8_1_f32.py, or of q8_1. place: cupy.asarray to multiply on a GPU and to return arrays
+    there. levels_first: for kernels whose integer dots use codes - zero (TileLayout.bytes_are_levels).
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
-    integer dot product sumi. Per group of 16, which has no sum sa of its own, dw * da * sumi + mw * da * sum(q) with
-    codes - zero in sumi. Then a sum over all of them.
+    integer dot product sumi. A group of 16 has no sum sa of its own: dw * da * sumi + mw * da * sum(q), sumi being of
+    codes - zero. Then a sum over all blocks or groups.
     """
     n, (m, sums) = len(w), x.shape
     width = min(fmt.group, x.dtype["qs"].itemsize)
@@ -82,8 +82,9 @@ def a8_exact(
     shared = fmt.group // width  # blocks of x within a group
     dw = place(_by_group(levels.scale, n, shared))
     zero = place(_by_group(np.broadcast_to(levels.zero, levels.scale.shape), n, shared))
-    if len(q) != sums:
+    if levels_first or len(q) != sums:
         codes, zero = codes - zero, np.zeros_like(zero)
+    if len(q) != sums:
         with np.errstate(invalid="ignore"):
             sa = da * q.sum(axis=2, keepdims=True)
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
@@ -98,8 +99,9 @@ def a8_exact(
 
 
 def a8_g256_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
-    """The product of blocks x [M, K / 32] of codec/group_activations.py and weights of eight bits [N, K], and the bound
-    of its float32 version: per group of 128 columns two roundings, none in the integer sum, then a sum over groups.
+    """The product of blocks x [M, K / 32] of codec/group_activations.py and weights of eight bits [N, K]; its bound.
+
+    The float32 version has two roundings per group of columns, none in the integer sum, then a sum over groups.
     """
     m, k = len(x), w.codes.shape[1]
     q, d = x["qs"].reshape(m, k).astype(np.float64), x["d"].astype(np.float64)
@@ -116,11 +118,11 @@ def a8_g256_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
 def e4m3_exact(x: Blocks, w: E4m3Weights) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] of "e4m3_g256" and weights of e4m3 [N, K], and the bound of a tensor core's.
 
-    An instruction adds STEP products to the sum of those before. All are shifted to the exponent of the largest and cut
-    behind 14 bits of it (DeepSeek-V3 technical report, section 3.5.2), the two before the point of a product of two
-    significands included: STEP + 1 terms, and the sum as it is kept, lose 2^-12 of the largest of them each at most.
-    Sums that are multiples of that lose nothing; the order of the STEP products does not matter. Per group two
-    roundings more, then a sum over groups.
+    An instruction adds STEP products to the accumulator. All terms are shifted to the exponent of the largest and cut
+    after 14 bits (DeepSeek-V3 technical report, section 3.5.2), which include the two before the point of a product of
+    two significands: STEP + 1 terms, and the stored sum, each lose at most 2^-12 of the largest term. Sums that are
+    multiples of that lose nothing; the order of the STEP products does not matter. Each group adds two roundings, then
+    follows a sum over groups.
     """
     m, k = len(x), w.codes.shape[1]
     q, d = NUMBERS[x["qs"].view(np.uint8)].reshape(m, k).astype(np.float64), x["d"].astype(np.float64)
@@ -140,7 +142,7 @@ def e4m3_exact(x: Blocks, w: E4m3Weights) -> tuple[Doubles, Doubles]:
 
 
 def excess(y: NDArray[Any], exact: Doubles, bound: Doubles) -> float:
-    """The largest error as a fraction of its bound, 0 without any: up to 1 all is well. NaN counts as infinite."""
+    """The largest error as a fraction of its bound, at most 1 where y is right. NaN counts as infinite."""
     bounded = np.isfinite(bound)
     error = np.abs(y[bounded] - exact[bounded])
     error[np.isnan(error)] = np.inf
@@ -155,7 +157,7 @@ def _by_group(part: NDArray[Any], n: int, shared: int) -> Doubles:
 def _bound(operations: int, size: Doubles, unit: float = 1.0) -> Doubles:
     """Error bound of a sum of terms whose magnitudes add up to `size`; infinite where float32 overflows.
 
-    unit: in which the sum is computed. A subnormal result is off by 2^-150 of it, in each of three steps a term.
+    unit: the unit of the sum. A subnormal result is off by 2^-150 units, in each of three steps of a term.
     """
     bounded, tiny = size < LARGEST, max(TINY, 3 * operations * unit * 2.0**-150)
     return np.where(bounded, gamma(operations) * np.where(bounded, size, 0) + tiny, np.inf)

@@ -1,4 +1,4 @@
-"""The types of floats that are quantized, decoded to and multiplied: their names, their dtypes."""
+"""The float types of values, decoded weights and activations: their names and dtypes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def floats(x: Any) -> NDArray[Any]:
 
 
 def float_name(dtype: Any) -> str:
-    """float16, float32, float64 or bfloat16, of NumPy's types, ml_dtypes', torch's, or a name; else TypeError."""
+    """float16, float32, float64 or bfloat16 for a dtype of NumPy, ml_dtypes or torch, or a name; else TypeError."""
     if type(dtype).__module__ == "torch":
         name = str(dtype).removeprefix("torch.")
     elif isinstance(dtype, str) and dtype.lower() in ("bfloat16", "bf16"):
@@ -43,5 +43,5 @@ def float_dtype(dtype: Any) -> np.dtype[Any]:
         from ml_dtypes import bfloat16
     except ImportError:
         raise TypeError("bfloat16 arrays need the package ml_dtypes") from None
-    found: np.dtype[Any] = np.dtype(bfloat16)
-    return found
+    resolved: np.dtype[Any] = np.dtype(bfloat16)
+    return resolved

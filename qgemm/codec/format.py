@@ -1,15 +1,14 @@
-"""Format, the record of one block format: how many weights share a block, its dtype, and two functions.
+"""Format, the record of one block format: the weights of a block, its dtype, and functions from and to weights.
 
-Everything else derives from the record: bytes per block, bits per weight, row sizes, decoding, the device tile.
+Sizes, decoding and the device tile derive from the record. It includes two more: TileLayout, for kernels, and Encoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -18,59 +17,21 @@ from qgemm.errors import QuantizeError, UnsupportedError
 from qgemm.parallel import for_slices
 
 from .compiled import compilable
+from .encoding import Encoding as Encoding
 from .float_types import FLOATS as FLOATS
 from .float_types import float_dtype as float_dtype
 from .float_types import float_name as float_name
 from .float_types import floats as floats
-from .layouts.grid import Grid
-from .layouts.ternary import Ternary
-from .packing import Floats, LaneWords, flushes, times, to_float64
+from .levels import Levels as Levels
+from .packing import Floats, to_float64
+from .tile_layout import TileLayout as TileLayout
 
 Blocks = NDArray[Any]
 
-FITTED = 1 << 16  # weights of an encoder that fits, which takes longer
-CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time: shorter slices wait for the interpreter lock
-
-
-class Levels(NamedTuple):
-    """Blocks as w = scale * (codes - zero) + minimum, computed in float32 in this order.
-
-    codes [n, groups, weights of a group], any numeric dtype, for formats with a codebook the values that the codes
-    stand for; scale and minimum [n, groups] float32, None for formats that have none. zero: of every group, or an array
-    of integers [n, groups]. The device headers in kernels/formats/ expose the same parts; a zero that each group has of
-    its own is part of the minimum there.
-    """
-
-    codes: NDArray[Any]
-    scale: Floats | None = None
-    minimum: Floats | None = None
-    zero: int | NDArray[Any] = 0
-
-    def values(self) -> Floats:
-        """The weights [n, groups * weights of a group], bit for bit as ggml's C reference decodes them."""
-        w = self.codes.astype(np.float32, copy=self.scale is not None)
-        with np.errstate(invalid="ignore", over="ignore"):  # a scale may be any bit pattern: inf * 0 is data here
-            if isinstance(self.zero, np.ndarray):
-                w -= self.zero[..., None].astype(np.float32)
-            elif self.zero:
-                w -= np.float32(self.zero)
-            if self.scale is not None:
-                w = times(w, self.scale) if flushes() else np.multiply(w, self.scale[..., None], out=w)
-            if self.minimum is not None:
-                w += self.minimum[..., None]
-        return w.reshape(len(w), prod(w.shape[1:]))  # of no blocks, too
-
-    def decoded(self) -> Levels:
-        """The weights as codes [n, 1, weights] float32 without a scale, of formats that no kernel knows."""
-        return Levels(self.values()[:, None])
-
-    def zeros_as_minimums(self) -> Levels:
-        """These levels with each group's own zero moved into its minimum; equal but for rounding."""
-        if not isinstance(self.zero, np.ndarray) or self.scale is None:
-            return self
-        with np.errstate(invalid="ignore", over="ignore"):
-            shift = -self.scale * self.zero
-            return self._replace(minimum=shift if self.minimum is None else self.minimum + shift, zero=0)
+# Names of fields of floats: scales and minimums, and q8_1's sum, which no weight needs.
+SCALE_FIELDS, SUM_FIELD = ("d", "dmin", "m", "absmax"), "s"
+FITTED = 1 << 16  # the same for slower encoders, which search scales
+CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time; shorter slices wait for the interpreter lock
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,41 +40,21 @@ class Format:
 
     encode: values [n, weights] float32 -> blocks [n], byte for byte ggml's C reference; None if there is no encoder.
     levels: blocks [n] -> Levels; None if there is no decoder.
-    formula: how a weight is computed of its block's fields and its code q, e.g. "d * (q - 8)".
-    slots: for each field that holds codes, the weight in each of its slots (little-endian bit order); the fields
-    it does not name are per block. Of several such fields the first holds the lowest bits. Only what has slots or a
-    grid can be packed into device tiles.
-    bit_planes: the field that holds codes is a word a bit of the code, and a slot is a bit of each word.
-    limit: where the scales end, unless they are float16, whose infinity shows by itself: from this magnitude on
-    values are refused.
-    codebook: the value of each code, float32 [codes], read-only; None where codes are numbers themselves. It is part of
-    the format, so that no blocks are decoded with another's: FORMATS holds the formats with their default codebooks,
-    a tensor's format has its own, and formats are equal if their names and codebooks are.
-    ordinary: for each field of bytes that are scales, the least of their codes that trained weights have, and the one
-    after the greatest. Benchmarks and tests draw from it.
-    number_bytes: the fields of unsigned integers that are a number, E4M4, bfloat16 or an integer, which kernels decode
-    in an instruction or two; other such fields, exponents and scales of six bits, take more.
-    stored_in_parts: a .gguf file holds each field, and the codebook, as a tensor of its own (files/gguf/parts.py).
-    to_tile, from_tile: the words of codes of each field, uint32 [..., of a lane], side by side -> as they lie in a
-    device tile, and back; None if they stay as they are. Their twins for kernels are in the format's header.
-    code_exponent: of codes that lie in a device tile as halves, or are looked up as such: these times 2^code_exponent
-    are the levels. None where kernels find integers, or indices of a tensor's own codebook.
-    pair_lookup: of four-bit codes of a fixed codebook, whether kernels look up two levels at a time, in a table in
-    shared memory; the codes of adjacent columns are a byte of a device tile.
-    variant: (codebook, kind of absmax) -> the format with these, None standing for its own; None if it has neither.
-    pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing needs it.
-    weighted: values [n, weights], their importance [n, weights] -> blocks [n], ggml's encoder for an importance matrix,
-    where it is another than the search of codec/search.py.
-    scattered_scale, scatter_scale: blocks [...] -> their float16 scale [...], where its bits lie in several fields; and
-    (blocks, scale) writes it there.
-    grid: of codes that are points of a grid how they lie in a device tile; such a format has no slots.
-    digits: of codes that are digits to the base 3 how they lie in a block; such a format has no slots either.
-    needs_importance: whether ggml has an encoder for an importance matrix alone.
-    family: the header of kernels/codes/ that formats made by one function share; "" for a format with its own.
-    zero_field: the field that holds a zero of each group, an integer or a float16; "" where there is none.
-    whole_rows: all blocks of a row have the same scale and zero: encode takes whole rows.
-    largest: the largest magnitude of a level, of codes that do not tell it; else 0.
-    e4m3: whether scales are powers of two and levels numbers of codec/e4m3.py, at which a power of two takes nothing.
+    formula: the weight as an expression of its block's fields and its code q, e.g. "d * (q - 8)".
+    tile: the layout in device tiles, for kernels. encoding: options of the encoder.
+    codebook: the value of each code, float32 [codes], read-only; None where codes are numbers themselves. A format with
+    another codebook is another format, so that no blocks are decoded with a wrong one: FORMATS holds formats with their
+    default codebooks, a tensor's format has the tensor's codebook, and formats are equal if names and codebooks are.
+    variant: (codebook, kind of absmax) -> the format with these, None meaning its own; None if there are no variants.
+    pack: Levels -> blocks [n], the inverse of `levels` for codes that the format has; None if nothing calls it.
+    stored_in_parts: a .gguf file stores each field, and the codebook, as a tensor of its own (files/gguf/parts.py).
+    scattered_scale, scatter_scale: blocks [...] -> their float16 scale [...], where its bits lie in several fields;
+    (blocks, scale) writes it into them.
+    zero_field: the field with a zero of each group, an integer or a float16; "" if there is none.
+    family: the header of kernels/codes/ that formats of one function share; "" for a format with a header of its own.
+    declared_max_level: `max_level` where it does not follow from codes or codebook; else 0.
+    e4m3: whether scales are powers of two and levels are numbers of codec/e4m3.py, so that products with scales are
+    exact.
     """
 
     name: str
@@ -123,30 +64,26 @@ class Format:
     levels: Callable[[Blocks], Levels] | None = None
     ggml_type: int | None = None
     formula: str = ""
-    slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    bit_planes: bool = False
-    limit: float = np.inf
+    tile: TileLayout = field(default_factory=TileLayout)
+    encoding: Encoding = field(default_factory=Encoding)
     codebook: Floats | None = None
-    ordinary: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    number_bytes: tuple[str, ...] = ()
-    stored_in_parts: bool = False
-    to_tile: Callable[[LaneWords], LaneWords] | None = None
-    from_tile: Callable[[LaneWords], LaneWords] | None = None
-    code_exponent: int | None = None
-    pair_lookup: bool = False
     variant: Callable[[ArrayLike | None, str | None], Format] | None = None
     pack: Callable[[Levels], Blocks] | None = None
-    weighted: Callable[[Floats, Floats], Blocks] | None = None
+    stored_in_parts: bool = False
     scattered_scale: Callable[[Blocks], NDArray[np.float16]] | None = None
     scatter_scale: Callable[[Blocks, NDArray[np.float16]], None] | None = None
-    grid: Grid | None = None
-    digits: Ternary | None = None
-    needs_importance: bool = False
-    family: str = ""
     zero_field: str = ""
-    whole_rows: bool = False
-    largest: float = 0
+    family: str = ""
+    declared_max_level: float = 0
     e4m3: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.dtype.names or ():
+            if self.dtype[name].base.kind == "f" and name not in (*SCALE_FIELDS, SUM_FIELD, self.zero_field):
+                raise ValueError(
+                    f"{self}: the field {name} of floats is none of the scales {', '.join(SCALE_FIELDS)}, of which "
+                    f"quantize checks that they are finite, nor zero_field, nor a sum {SUM_FIELD}"
+                )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Format) and self._key == other._key
@@ -182,84 +119,84 @@ class Format:
 
     @cached_property
     def _zeros(self) -> Levels:
-        """A block of zero bytes, decoded: what is the same for all blocks shows in it."""
+        """A decoded block of zero bytes, which shows facts that all blocks share."""
         return self.decode_levels(np.zeros(1, self.dtype))
 
     @property
     def group(self) -> int:
-        """Weights that share a scale: a block of them, fewer in the super-blocks of the K-quants."""
+        """Weights that share a scale: those of a block, or fewer in the super-blocks of the K-quants."""
         return int(self._zeros.codes.shape[-1])
 
     @property
     def has_scale(self) -> bool:
-        """Whether weights are codes times a scale; those of plain formats are the numbers themselves."""
+        """Whether weights are codes times a scale; weights of plain formats are the numbers themselves."""
         return self._zeros.scale is not None
 
     @property
     def has_minimum(self) -> bool:
-        """Whether groups have a minimum besides their scale."""
+        """Whether groups have a minimum in addition to their scale."""
         return self._zeros.minimum is not None
 
     @property
     def zero(self) -> int | None:
-        """The code that stands for zero, in every group; None where each group has its own."""
+        """The code of a zero weight, the same in every group; None where each group has its own."""
         zero = self._zeros.zero
         return None if isinstance(zero, np.ndarray) else zero
 
     @property
     def integer(self) -> bool:
-        """Whether a weight is its scale times an integer of eight bits, code or value of the codebook: "a8" multiplies
-        those. Not for numbers, nor for codebooks of floats.
-        """
+        """Whether weights are a scale times an eight-bit integer, a code or a codebook's value, as "a8" requires."""
         return self.levels is not None and self._zeros.codes.dtype.kind in "iu"
 
     @property
     def needs_table(self) -> bool:
-        """Whether kernels look levels up in a table, which a tensor's codebook of floats fills."""
+        """Whether kernels look levels up in a table filled from the tensor's codebook of floats."""
         return self.codebook is not None and not self.integer
 
     @property
     def tiled(self) -> bool:
         """Whether blocks can be packed into device tiles."""
-        return bool(self.code_fields) or self.grid is not None
+        return bool(self.code_fields) or self.tile.grid is not None
 
     @property
     def code_fields(self) -> tuple[str, ...]:
-        """The fields that hold codes; none of a grid, whose fields are bits of points."""
-        return tuple(self.slots) if self.digits is None else self.digits.fields
+        """The fields that hold codes; none of a grid, whose fields hold bits of points."""
+        return self.tile.code_fields
 
     @property
     def code_bits(self) -> int:
-        """Bits of a code, all of its fields together; 0 where codes have no whole number of them."""
-        return sum(8 * self.dtype[name].itemsize // self.weights for name in self.slots)
+        """Bits of a code, over all of its fields; 0 where codes have no whole number of bits."""
+        return sum(8 * self.dtype[name].itemsize // self.weights for name in self.tile.slots)
 
     @property
     def code_range(self) -> tuple[int, int]:
         """The lowest and the highest code."""
-        if self.grid is not None:
-            return -self.grid.largest, self.grid.largest
-        if self.digits is not None:
+        if self.tile.grid is not None:
+            return -self.tile.grid.max_level, self.tile.grid.max_level
+        if self.tile.digits is not None:
             return 0, 2
-        signed = any(self.dtype[name].base.kind == "i" for name in self.slots)
+        signed = any(self.dtype[name].base.kind == "i" for name in self.tile.slots)
         lowest = -(1 << self.code_bits - 1) if signed else 0
         return lowest, lowest + (1 << self.code_bits) - 1
 
     @property
-    def largest_level(self) -> float:
-        """The largest magnitude that a scale is multiplied by: of code - zero, or of the codebook's values.
+    def max_level(self) -> float:
+        """The largest magnitude of a level: of code - zero, or of the values of a codebook or grid.
 
-        A zero that each group has of its own does not count.
+        It does not include a zero of each group.
         """
-        if self.grid is not None or self.largest:
-            return float(self.grid.largest if self.grid is not None else self.largest)
+        if self.tile.grid is not None:
+            return float(self.tile.grid.max_level)
+        if self.declared_max_level:
+            return float(self.declared_max_level)
         if self.codebook is not None:
             return float(np.abs(self.codebook).max())
         return float(max(abs(code - (self.zero or 0)) for code in self.code_range))
 
     @property
     def scale_fields(self) -> tuple[str, ...]:
-        """The float16 fields that scale or shift the weights; not q8_1's sum s, nor scales of one byte."""
-        names = (name for name in self.dtype.names or () if name in ("d", "dmin", "m", "absmax"))
+        """The float fields that scale or shift weights; neither q8_1's sum s nor scales of one byte."""
+        names = (name for name in self.dtype.names or () if name in SCALE_FIELDS)
         return tuple(name for name in names if self.dtype[name].kind == "f")
 
     def blocks_in(self, k: int, who: str = "") -> int:
@@ -276,36 +213,37 @@ class Format:
         """
         if self.encode is None:
             raise UnsupportedError(f"{self} has no encoder")
-        if self.needs_importance:
+        if self.encoding.needs_importance:
             raise UnsupportedError(f"{self} is encoded with an importance matrix alone; give imatrix")
         x = floats(x)
         if x.ndim == 0:
             raise UnsupportedError(f"{self}: a scalar has no rows to quantize")
         count = self.blocks_in(x.shape[-1])
-        width = x.shape[-1] if self.whole_rows else self.weights  # that are encoded together
+        width = x.shape[-1] if self.encoding.whole_rows else self.weights  # weights encoded together
         values = x.reshape(-1, width) if x.size else x.reshape(0, width)
         blocks = np.empty((len(values), width // self.weights), self.dtype)
 
         def work(part: slice) -> None:
-            with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond float32 is found by the check
-                made = self.encoded(values[part].astype(np.float32, copy=False))
+            with np.errstate(over="ignore", invalid="ignore"):  # the check refuses float64 beyond float32
+                encoded = self.encoded(values[part].astype(np.float32, copy=False))
                 first = part.start * blocks.shape[1]
-                self.check(values[part].reshape(-1, self.weights), made, first, count)
-                blocks[part] = made.reshape(-1, blocks.shape[1])
+                self.check(values[part].reshape(-1, self.weights), encoded, first, count)
+                blocks[part] = encoded.reshape(-1, blocks.shape[1])
 
         if not self.encoded_at_once(values, blocks):
-            for_slices(len(values), max(1, (CHUNK if self.weighted is None else FITTED) // max(1, width)), work)
+            share = CHUNK if self.encoding.weighted is None else FITTED
+            for_slices(len(values), max(1, share // max(1, width)), work)
         return blocks.reshape(*x.shape[:-1], count)
 
     @compilable
     def encoded(self, x: Floats) -> Blocks:
-        """Values [n, weights] float32 -> blocks [n], unchecked, on the calling thread; of a format with an encoder."""
+        """Values [n, weights] float32 -> blocks [n], unchecked, on the calling thread."""
         assert self.encode is not None, f"{self} has no encoder"
         return self.encode(x)
 
     @compilable
     def encoded_at_once(self, x: NDArray[Any], blocks: Blocks) -> bool:
-        """Whether compiled code has encoded values [n, weights], of which nothing is refused, to blocks [n, 1]."""
+        """Whether compiled code has encoded values [n, weights] to blocks [n, 1] and refused none of them."""
         return False
 
     def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:
@@ -315,8 +253,8 @@ class Format:
 
         def work(part: slice) -> None:
             with np.errstate(over="ignore", invalid="ignore"):  # float32 may be infinite in float16, NaN stays NaN
-                found = self.decode(flat[part])
-                values[part] = to_float64(found) if values.dtype == np.float64 else found
+                decoded = self.decode(flat[part])
+                values[part] = to_float64(decoded) if values.dtype == np.float64 else decoded
 
         for_slices(len(flat), max(1, CHUNK // self.weights), work)
         return values.reshape(*blocks.shape[:-1], blocks.shape[-1] * self.weights)
@@ -332,32 +270,32 @@ class Format:
         return self.levels(blocks)
 
     def refused(self, x: NDArray[Any], blocks: Blocks) -> NDArray[np.bool_] | None:
-        """Which blocks of x [n, weights] their encoded form cannot hold, [n]; None if it holds all.
+        """The blocks of x [n, weights] that the format cannot store, [n]; None if it can store all.
 
-        A plain format keeps NaN and infinity as they are; only a finite value that became infinite is refused.
+        A plain format stores NaN and infinity; it refuses only finite values that became infinite.
         """
         if self.plain:
-            made = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
-        else:  # a scale of one byte is finite; an exponent holds whatever is
+            decoded = blocks[:, None] if self.dtype.kind == "f" else self.decode(blocks)
+        else:  # scales of one byte are finite, and exponents fit every finite value
             scales = [blocks[name] for name in self.scale_fields]
             if self.scattered_scale is not None:
                 scales.append(self.scattered_scale(blocks))
-            made = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
-        within = np.isfinite(x.astype(np.float32, copy=False))  # not so float64 beyond it
-        large = self.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.limit
-        if np.isfinite(made).all() and (self.plain or within.all()) and not large:
+            decoded = np.stack(scales, axis=1) if scales else x.astype(np.float32, copy=False)
+        within = np.isfinite(x.astype(np.float32, copy=False))  # false for float64 beyond float32
+        large = self.encoding.limit < np.inf and np.float32(max(x.max(), -x.min())) >= self.encoding.limit
+        if np.isfinite(decoded).all() and (self.plain or within.all()) and not large:
             return None
         finite = np.isfinite(x).all(axis=1)
-        found = ~np.isfinite(made).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.limit)
+        refused = ~np.isfinite(decoded).all(axis=1) | (np.abs(x).max(axis=1).astype(np.float32) >= self.encoding.limit)
         if not self.plain:
-            found |= ~within.all(axis=1)
-        found = finite & found if self.plain else ~finite | found
-        return found if found.any() else None
+            refused |= ~within.all(axis=1)
+        refused = finite & refused if self.plain else ~finite | refused
+        return refused if refused.any() else None
 
     def check(self, x: NDArray[Any], blocks: Blocks, first: int, row: int) -> None:
-        """QuantizeError for the first block of x [n, weights] that its encoded form cannot hold.
+        """QuantizeError for the first block of x [n, weights] that the format cannot store.
 
-        first: how many blocks there are before these; row: blocks of a row.
+        first: the number of preceding blocks. row: blocks in a row.
         """
         refused = self.refused(x, blocks)
         if refused is None:
@@ -374,25 +312,25 @@ class Format:
     def check_first(
         self, values: Any, block: int, read: Callable[[Any], NDArray[Any]] = np.asarray, importance: Any = None
     ) -> None:
-        """QuantizeError for this block of values [..., K], the first that a kernel refused; nothing beyond their end.
+        """QuantizeError for this block of values [..., K], the first that a kernel refused; no error beyond their end.
 
-        values: of any array library, of which `read` makes a NumPy array. importance: [K] or as values, of theirs.
+        values: an array of any library, which `read` converts to NumPy. importance: likewise, [K] or shaped as values.
         """
         blocks = values.reshape(-1, self.weights)
         if block < len(blocks):
             x = read(blocks[block : block + 1])
             with np.errstate(over="ignore", invalid="ignore"):
                 if importance is None:
-                    made = self.encode(x.astype(np.float32))  # type: ignore[misc]
+                    encoded = self.encode(x.astype(np.float32))  # type: ignore[misc]
                 else:
-                    of = importance.reshape(-1, self.weights)
-                    weights = read(of[block % len(of)][None]).astype(np.float32)
-                    made = self.weighted(x.astype(np.float32), weights)  # type: ignore[misc]
-                self.check(x, made, block, self.blocks_in(values.shape[-1]))
+                    rows = importance.reshape(-1, self.weights)
+                    weights = read(rows[block % len(rows)][None]).astype(np.float32)
+                    encoded = self.encoding.weighted(x.astype(np.float32), weights)  # type: ignore[misc]
+                self.check(x, encoded, block, self.blocks_in(values.shape[-1]))
 
     @property
     def beyond(self) -> str:
-        """What a refused block of finite values needs, for messages."""
-        if self.limit < np.inf:
-            return f"a scale beyond {self.limit:g}, where its own end"
+        """The scale that a refused block of finite values would need, for messages."""
+        if self.encoding.limit < np.inf:
+            return f"a scale beyond {self.encoding.limit:g}, where its own end"
         return f"a scale beyond {'float16' if self.scale_fields else 'float32'}"

@@ -1,8 +1,8 @@
-"""Grids of the IQ types: points of 8 or 4 codes, and which of them stands for codes that are no point.
+"""Grids of the IQ types: points of 8 or 4 codes, and the point that replaces codes that are no point.
 
-The points are the gguf package's. As in ggml, codes that are no point have neighbours: the points at the few smallest
-distances from them, the nearest first, those equally near by their number; of these the one with the least weighted
-error is taken.
+The points come from the gguf package. As in ggml, codes that are no point have neighbours: the points at the few
+smallest distances, the nearest first, equally near ones by their number; the neighbour of the least weighted error
+replaces the codes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .search import Codes, nearest_int, total
 Indices = NDArray[np.int64]
 Levels = NDArray[np.int8]
 
-# Of each grid: how many distances its neighbours have.
+# The number of different distances of neighbours, by grid.
 DISTANCES = {"IQ2_XXS": 2, "IQ2_XS": 2, "IQ2_S": 1, "IQ3_XXS": 2, "IQ3_S": 3, "IQ1_S": 3}
-CHUNK = 256  # codes whose distances are taken at a time
+CHUNK = 256  # codes whose distances are computed at a time
 
 _grids: Once[Grid] = Once()
 _levels: Once[Levels] = Once()
 
 
 class Grid(NamedTuple):
-    """points [p, dims] of codes below base. Codes have a number, with base as that of its digits, the first the lowest.
+    """points [p, dims] of codes below base. Codes are the digits of a number to this base, the lowest digit first.
 
-    point_of [base^dims]: of each number the point, -1 where there is none; its neighbours are then
+    point_of [base^dims]: the point with this number, or -1; its neighbours are then
     neighbours[starts[number] : starts[number] + counts[number]].
     """
 
@@ -45,76 +45,76 @@ class Grid(NamedTuple):
 
     def numbers(self, codes: Codes) -> Indices:
         """Codes [dims, n] -> their numbers [n]."""
-        found: Indices = self.base ** np.arange(len(codes)) @ codes
-        return found
+        numbers: Indices = self.base ** np.arange(len(codes)) @ codes
+        return numbers
 
     def closest(self, numbers: Indices, x: Floats, weights: Floats, levels: Floats) -> Indices:
-        """Numbers [n] of codes -> points [n]: of neighbours those with the least sum of weight * (level - x)^2.
+        """Numbers [n] of codes -> points [n]; codes that are no point get the neighbour of the least weighted error.
 
-        x, weights [dims, n]; levels [n, base]: what the codes stand for.
+        x, weights [dims, n]; levels [n, base]: the level of each code.
         """
-        found = self.point_of[numbers]
-        off = np.flatnonzero(found < 0)
+        points = self.point_of[numbers]
+        off = np.flatnonzero(points < 0)
         if not len(off):
-            return found
+            return points
         counts = self.counts[numbers[off]]
         starts = np.cumsum(counts) - counts
-        of = np.repeat(np.arange(len(off)), counts)
-        candidates = self.neighbours[np.arange(len(of)) - starts[of] + self.starts[numbers[off]][of]]
-        column = off[of]
-        error = np.zeros(len(of), np.float32)
+        owner = np.repeat(np.arange(len(off)), counts)
+        candidates = self.neighbours[np.arange(len(owner)) - starts[owner] + self.starts[numbers[off]][owner]]
+        column = off[owner]
+        error = np.zeros(len(owner), np.float32)
         for i in range(len(x)):  # one by one, as in C
             difference = levels[column, self.points[candidates, i]] - x[i, column]
             error += weights[i, column] * difference * difference
         least = np.minimum.reduceat(error, starts)
-        best = np.flatnonzero(error == least[of])[::-1]
-        found[off] = candidates[starts]
-        found[off[of[best]]] = candidates[best]  # the first of those equally good is written last
-        return found
+        best = np.flatnonzero(error == least[owner])[::-1]
+        points[off] = candidates[starts]
+        points[off[owner[best]]] = candidates[best]  # written last: the first of several that are equally good
+        return points
 
 
 def grid(name: str) -> Grid:
-    """The grid of a codec of the gguf package; made at first use."""
-    return _grids.get(name, lambda: _made(name))
+    """The grid of a codec of the gguf package, built at first use."""
+    return _grids.get(name, lambda: _built(name))
 
 
 def levels(name: str) -> Levels:
-    """The points of that grid [p, dims] as the package has them, integers, read-only; made at first use."""
+    """The points of that grid [p, dims] as levels, read-only integers, read at first use."""
     return _levels.get(name, lambda: _read(name))
 
 
 def _read(name: str) -> Levels:
     codec = getattr(quants, name)
     codec.init_grid()
-    found: Levels = codec.grid.reshape(codec.grid.shape[-2:]).astype(np.int8)
-    found.flags.writeable = False
-    return found
+    values: Levels = codec.grid.reshape(codec.grid.shape[-2:]).astype(np.int8)
+    values.flags.writeable = False
+    return values
 
 
 def signed(magnitudes: Levels, signs: Bytes) -> Levels:
-    """Levels [n, b, 8] and what signs they have, bit i of [n, b] for level i -> levels of these signs."""
+    """Magnitudes [n, b, 8] and their signs, bit i of [n, b] for level i -> levels with these signs."""
     minus = np.unpackbits(signs[..., None], axis=-1, bitorder="little").astype(np.int8)
-    found: Levels = (magnitudes ^ -minus) + minus
-    return found
+    values: Levels = (magnitudes ^ -minus) + minus
+    return values
 
 
 def odd_scales(d: Halves, sc: Bytes, unit: float = 1) -> Floats:
     """d [n], sc [n, groups] -> d * (2 sc + 1) * unit, a power of two."""
     odd = 2 * sc.astype(np.float32) + np.float32(1)
     with np.errstate(invalid="ignore", over="ignore"):  # d may be any bit pattern
-        found: Floats = d.astype(np.float32)[:, None] * odd * np.float32(unit)
-    return found
+        scale: Floats = d.astype(np.float32)[:, None] * odd * np.float32(unit)
+    return scale
 
 
 def with_parity(signs: Bytes) -> Bytes:
-    """Seven signs each -> eight, an even number of which is 1."""
+    """Bytes of seven signs -> bytes of eight signs, an even number of which is 1."""
     folded = signs ^ signs >> np.uint8(4)
     folded ^= folded >> np.uint8(2)
     folded ^= folded >> np.uint8(1)
     return signs | folded << np.uint8(7)
 
 
-def _made(name: str) -> Grid:
+def _built(name: str) -> Grid:
     codec = getattr(quants, name)
     points: Codes = np.searchsorted(np.array(codec.grid_map), levels(name)).astype(np.int32)
     base, dims = len(codec.grid_map), points.shape[1]
@@ -141,11 +141,11 @@ def _made(name: str) -> Grid:
 
 
 def rounded(inverse: Floats, x: Floats, base: int) -> Codes:
-    """1 / scale [n], x [dims, n] -> codes of x, whose levels are 2 * code + 1 times the scale."""
-    found: Codes = np.clip(nearest_int(np.float32(0.5) * (inverse * x - np.float32(1))), 0, base - 1)
-    return found
+    """1 / scale [n], x [dims, n] -> codes of x; the level of a code is 2 * code + 1 times the scale."""
+    codes: Codes = np.clip(nearest_int(np.float32(0.5) * (inverse * x - np.float32(1))), 0, base - 1)
+    return codes
 
 
 def sums(weights: Floats, x: Floats, levels: Floats) -> tuple[Floats, Floats]:
-    """All [weights of a group, n] -> sum w x q, sum w q q, [n] each."""
+    """weights, x, levels [weights of a group, n] -> sum(w x q) and sum(w q q), [n] each."""
     return total(weights * x * levels), total(weights * levels * levels)

@@ -1,12 +1,12 @@
-"""Activations of "a8_g256" and "e4m3_g256" products: bytes, a scale for each token and 256 columns.
+"""Activations of "a8_g256" and "e4m3_g256" products: bytes, and a scale for each token and 256 columns.
 
     offset  bytes  field
          0      4  d   float32 scale, the same in the eight blocks of a group
-         4     32  qs  byte j: value j, signed, -127 to 127; of "e4m3_g256" the code of a number of codec/e4m3.py
+         4     32  qs  byte j: value j, signed, -127 to 127; in "e4m3_g256" the code of a number of codec/e4m3.py
 
-d = absmax / 127 of the group, q = x / d rounded to the nearest, halves away from zero; of "e4m3_g256" d = absmax / 448
-and q the nearest number, halves to the even code. The last group of a row may be shorter. Groups whose largest
-magnitude is below LEAST are zero; one that holds NaN or infinity has NaN for its scale.
+d = absmax / 127 of the group, q = x / d rounded to the nearest, halves away from zero; in "e4m3_g256" d = absmax / 448
+and q the nearest number, ties to even codes. The last group of a row may be shorter. Groups whose largest magnitude is
+below MIN_MAGNITUDE are zero; a group with NaN or infinity has NaN as its scale.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .scales import absmax
 INTEGER = {"a8_g256": 256}  # columns that share a scale, by activation
 E4M3 = "e4m3_g256"
 GROUPS = {**INTEGER, E4M3: 256}
-GROUP = min(GROUPS.values())  # in which every one has the same scale
-LEAST = 2.0**-119  # of a largest magnitude whose 448 / magnitude is finite in float32, with room to spare
+GROUP = min(GROUPS.values())  # columns with one scale in every activation
+MIN_MAGNITUDE = 2.0**-119  # the quotient of 448 and a larger magnitude is finite in float32, with a margin
 DTYPE = np.dtype([("d", "<f4"), ("qs", "i1", 32)])
-BLOCKS = GROUP // DTYPE["qs"].shape[0]  # of such a group
+BLOCKS = GROUP // DTYPE["qs"].shape[0]  # blocks in a GROUP
 
 
 def encode_rows(x: NDArray[np.float32], kind: str) -> Blocks:
@@ -47,30 +47,30 @@ def largest_code(kind: str) -> float:
     return e4m3.LARGEST if kind == E4M3 else 127
 
 
-def unit(largest: Floats, most: float = 127) -> Floats:
-    """What a code counts in, where the largest magnitude is this and has code `most`; NaN where it is not finite."""
+def unit(largest: Floats, max_code: float = 127) -> Floats:
+    """The scale by which the largest magnitude gets code `max_code`; NaN where it is not finite."""
     with np.errstate(invalid="ignore", over="ignore"):
-        d = np.where(largest < np.float32(LEAST), np.float32(0), largest / np.float32(most))
+        d = np.where(largest < np.float32(MIN_MAGNITUDE), np.float32(0), largest / np.float32(max_code))
         return np.where(np.isfinite(largest), d, np.float32(np.nan))
 
 
 def codes(values: Floats, largest: Floats) -> NDArray[np.int8]:
-    """Values [..., w] -> their codes in the unit of `largest` [...]; zero where that is not finite."""
+    """Values [..., w] -> codes by the scale of `largest` [...]; zero where that is not finite."""
     scaled = _scaled(values, largest, 127)
     return np.trunc(scaled + np.copysign(np.float32(0.49999997), scaled)).astype(np.int8)
 
 
 def e4m3_codes(values: Floats, largest: Floats) -> Bytes:
-    """Values [..., w] -> e4m3 codes in the unit of `largest` [...]; zero where that is not finite."""
+    """Values [..., w] -> e4m3 codes by the scale of `largest` [...]; zero where that is not finite."""
     return e4m3.encode(_scaled(values, largest, e4m3.LARGEST))
 
 
-def _scaled(values: Floats, largest: Floats, most: float) -> Floats:
+def _scaled(values: Floats, largest: Floats, max_code: float) -> Floats:
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        known = (largest >= np.float32(LEAST)) & np.isfinite(largest)
-        inverse = np.where(known, np.float32(most) / largest, np.float32(0))
+        usable = (largest >= np.float32(MIN_MAGNITUDE)) & np.isfinite(largest)
+        inverse = np.where(usable, np.float32(max_code) / largest, np.float32(0))
         scaled = values * inverse[..., None]
-        return np.where(known[..., None] & np.isfinite(scaled), scaled, np.float32(0))
+        return np.where(usable[..., None] & np.isfinite(scaled), scaled, np.float32(0))
 
 
 def levels(blocks: Blocks) -> Levels:
@@ -92,10 +92,10 @@ FORMAT = FORMATS["a8_g256"]
 
 
 def multiplies(activation: str, fmt: Format) -> bool:
-    """Whether a kind of activations is one that weights of a format can be multiplied by."""
+    """Whether weights of a format can be multiplied by this kind of activations."""
     return activation == "a16" or (fmt.e4m3 if activation == E4M3 else fmt.integer)
 
 
 def activation_of(fmt: Format) -> str | None:
-    """The activation that such blocks are prepared for, if any."""
-    return next((kind for kind, each in FORMATS.items() if each == fmt), None)
+    """The activation whose blocks have this format, if any."""
+    return next((kind for kind, fmt_of_kind in FORMATS.items() if fmt_of_kind == fmt), None)

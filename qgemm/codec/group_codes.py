@@ -1,7 +1,7 @@
 """Codes of groups: weights that share one scale, and a zero or none, w = d * (q - z) with q in 0..2^bits - 1.
 
-How the codes lie in a block, and which codes, scales and zeros are made of values: by rounding to nearest, or by a
-search for the least squared error. Formats of them are in qgemm/formats/groups.py.
+This module packs codes into blocks, and finds codes, scales and zeros of values: by rounding to nearest, or by a search
+for the least squared error. qgemm/formats/groups.py has the formats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .format import Blocks
 from .packing import Bytes, Floats, as_bytes, pack_planes, reciprocal, round_away, to_codes, unpack_planes
 from .scales import absmax, bounds, signed_absmax
 
-# The fields that hold the codes of so many bits, the lowest first: the name, and the bits of a code that are in it.
+# The fields that hold codes of 1 to 8 bits, the field of the lowest bits first: its name, and how many bits it holds.
 FIELDS = {
     1: {"qs": 1},
     2: {"qs": 2},
@@ -27,24 +27,24 @@ FIELDS = {
     7: {"qs": 4, "qh": 2, "qt": 1},
     8: {"qs": 8},
 }
-LEAST = np.float32(2.0**-125)
-SHARES = 1.0, 0.9, 0.8, 0.7  # of either end of the values' range, which the search tries
-FACTORS = tuple(1 - 0.04 * i for i in range(-2, 11))  # of the scale without a zero, which the search tries
+MIN_SCALE = np.float32(2.0**-125)  # the reciprocal of a smaller scale overflows
+SHARES = 1.0, 0.9, 0.8, 0.7  # the search shrinks either end of the range to these shares
+FACTORS = tuple(1 - 0.04 * i for i in range(-2, 11))  # the search multiplies scales without a zero by these
 
 
 # ---------------------------------------------------------------- where codes lie
 
 
 def slots(bits: int, weights: int) -> tuple[int, ...]:
-    """The weight in each slot of a field of so many bits a code, slots counted in little-endian bit order.
+    """The weight in each slot of a field with this many bits of a code, slots counted in little-endian bit order.
 
-    One bit: weight j at bit j. Two and four: the lowest bits of all bytes in order, then the next, so that codes of
-    neighbours lie in neighbouring bytes. Eight: byte j.
+    One bit: weight j at bit j. Two and four: the lowest bits of all bytes in order, then the next bits, so that the
+    codes of neighbours lie in neighbouring bytes. Eight: weight j in byte j.
     """
     if bits == 1:
         return tuple(range(weights))
-    each = 8 // bits
-    return tuple(j + i * weights // each for j in range(weights // each) for i in range(each))
+    per_byte = 8 // bits
+    return tuple(j + i * weights // per_byte for j in range(weights // per_byte) for i in range(per_byte))
 
 
 def pack_codes(blocks: Blocks, codes: Bytes, bits: int) -> None:
@@ -79,18 +79,18 @@ def unpack_codes(blocks: Blocks, bits: int, weights: int) -> Bytes:
 
 
 class Fit(NamedTuple):
-    """Codes [n, k] from 0 on, and of each row the scale and, where groups have one, the zero, as they are stored."""
+    """Codes [n, k] from 0 on, and the stored scale and, where groups have one, the stored zero of each row [n]."""
 
     codes: Bytes
     scale: Floats
     zero: Floats | None = None
 
 
-Rounding = Callable[[Floats], Floats]  # numbers float32 -> the nearest of those that a block holds, as float32
+Rounding = Callable[[Floats], Floats]  # float32 numbers -> the nearest numbers that a block can store, as float32
 
 
 def one_bit(x: Floats, rounded: Rounding, importance: Floats | None = None) -> Fit:
-    """x [n, k]: w = d * (2 q - 1), d the mean magnitude, weighed by importance: the least squared error there is."""
+    """x [n, k]: w = d * (2 q - 1) with the least squared error: d is the mean magnitude, weighted by importance."""
     size = np.abs(x).astype(np.float64)
     if importance is None:
         d = size.mean(axis=1)
@@ -101,9 +101,9 @@ def one_bit(x: Floats, rounded: Rounding, importance: Floats | None = None) -> F
 
 
 def symmetric(x: Floats, bits: int, rounded: Rounding) -> Fit:
-    """x [n, k]: w = d * (q - 2^(bits - 1)), the value of largest magnitude at the end that has one level more.
+    """x [n, k]: w = d * (q - 2^(bits - 1)), the value of largest magnitude at the end with one level more.
 
-    Of eight bits that level is left out, as int8 quantization usually does: d = absmax / 127.
+    Eight bits leave that level out, as int8 quantization usually does: d = absmax / 127.
     """
     middle = 1 << bits - 1
     if bits == 8:
@@ -115,54 +115,54 @@ def symmetric(x: Floats, bits: int, rounded: Rounding) -> Fit:
 
 
 def with_zero(x: Floats, bits: int, rounded: Rounding, of_zero: Rounding) -> Fit:
-    """x [n, k]: w = d * (q - z), d = (max - min) / (2^bits - 1), z = -min / d. The range is widened to hold 0."""
-    most = (1 << bits) - 1
+    """x [n, k]: w = d * (q - z), d = (max - min) / (2^bits - 1), z = -min / d, with a range that includes 0."""
+    max_code = (1 << bits) - 1
     least = _of_rows(lambda part: bounds(part)[0], x, np.min)
     greatest = _of_rows(lambda part: bounds(part)[1], x, np.max)
     least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
-    d = _without_tiny((greatest - least) / np.float32(most))
+    d = _without_tiny((greatest - least) / np.float32(max_code))
     inverse = reciprocal(d)
     zero = of_zero(-least * inverse)
-    codes = to_codes(np.maximum(x * inverse[:, None] + (zero[:, None] + np.float32(0.5)), np.float32(0)), most)
-    ends = d > 0  # both are codes, whatever a zero was rounded to: quantizing again finds the same range
+    codes = to_codes(np.maximum(x * inverse[:, None] + (zero[:, None] + np.float32(0.5)), np.float32(0)), max_code)
+    ends = d > 0  # both ends get the end codes despite a rounded zero: quantizing twice finds the same range
     codes[(x == least[:, None]) & ends[:, None]] = 0
-    codes[(x == greatest[:, None]) & ends[:, None]] = most
+    codes[(x == greatest[:, None]) & ends[:, None]] = max_code
     return Fit(codes, rounded(d), zero)
 
 
 def _without_tiny(d: Floats) -> Floats:
-    """Scales whose reciprocal overflows are 0, as they are in float16 anyway."""
-    return np.where(np.abs(d) < LEAST, np.float32(0), d)
+    """Scales, 0 where their reciprocal would overflow; float16 stores 0 for these anyway."""
+    return np.where(np.abs(d) < MIN_SCALE, np.float32(0), d)
 
 
 def integer_zero(zero: Floats) -> Floats:
-    """To the nearest integer of a byte, halves down."""
-    found: Floats = np.clip(np.ceil(np.nan_to_num(zero) - np.float32(0.5)), 0, 255) + np.float32(0)
-    return found
+    """The nearest integer in 0..255, halves down."""
+    rounded_zero: Floats = np.clip(np.ceil(np.nan_to_num(zero) - np.float32(0.5)), 0, 255) + np.float32(0)
+    return rounded_zero
 
 
 # ---------------------------------------------------------------- search
 
 
 def searched(x: Floats, importance: Floats, first: Fit, bits: int, rounded: Rounding, of_zero: Rounding | None) -> Fit:
-    """x, importance [n, k], the fit by rounding to nearest -> the one with the least weighted squared error.
+    """x, importance [n, k], the fit by rounding to nearest -> the fit of the least weighted squared error.
 
-    Scales around that of `first` are tried, with a zero ranges; of the codes that each gives, least squares tell the
-    best scale (and, if it is not an integer, zero); those as they are stored tell the codes again. None is worse than
-    `first`.
+    Candidates are scales around that of `first`, or ranges where there is a zero. Each gives codes, for which least
+    squares give the best scale (and zero, unless that is an integer); these are rounded as they are stored and give the
+    final codes. The result is never worse than `first`.
     """
     wide, weight = x.astype(np.float64), importance.astype(np.float64)
-    most = (1 << bits) - 1
+    max_code = (1 << bits) - 1
     best, least = first, _error(wide, weight, first, bits)
     for scale, zero in _candidates(wide, bits, of_zero):
-        made = _refined(wide, weight, scale, zero, most, rounded, of_zero)
-        error = _error(wide, weight, made, bits)
+        fit = _refined(wide, weight, scale, zero, max_code, rounded, of_zero)
+        error = _error(wide, weight, fit, bits)
         better = error < least
         least = np.where(better, error, least)
         best = Fit(
-            np.where(better[:, None], made.codes, best.codes),
-            np.where(better, made.scale, best.scale),
-            None if best.zero is None or made.zero is None else np.where(better, made.zero, best.zero),
+            np.where(better[:, None], fit.codes, best.codes),
+            np.where(better, fit.scale, best.scale),
+            None if best.zero is None or fit.zero is None else np.where(better, fit.zero, best.zero),
         )
     return best
 
@@ -171,27 +171,33 @@ Doubles = NDArray[np.float64]
 
 
 def _candidates(x: Doubles, bits: int, of_zero: Rounding | None) -> list[tuple[Doubles, Doubles]]:
-    """Scales and zeros [n] to begin with."""
-    most, middle = (1 << bits) - 1, 1 << bits - 1
+    """Initial scales and zeros [n]."""
+    max_code, middle = (1 << bits) - 1, 1 << bits - 1
     if of_zero is None:
         signed = np.where(x.max(axis=1) > -x.min(axis=1), x.max(axis=1), x.min(axis=1))
         return [(signed * factor / -middle, np.full(len(x), float(middle))) for factor in FACTORS]
     low, high = np.minimum(x.min(axis=1), 0), np.maximum(x.max(axis=1), 0)
-    found = []
+    candidates = []
     for of_low in SHARES:
         for of_high in SHARES:
-            scale = (of_high * high - of_low * low) / most
-            found.append((scale, of_zero((-of_low * low * _inverse(scale)).astype(np.float32)).astype(np.float64)))
-    return found
+            scale = (of_high * high - of_low * low) / max_code
+            candidates.append((scale, of_zero((-of_low * low * _inverse(scale)).astype(np.float32)).astype(np.float64)))
+    return candidates
 
 
 def _refined(
-    x: Doubles, weight: Doubles, scale: Doubles, zero: Doubles, most: int, rounded: Rounding, of_zero: Rounding | None
+    x: Doubles,
+    weight: Doubles,
+    scale: Doubles,
+    zero: Doubles,
+    max_code: int,
+    rounded: Rounding,
+    of_zero: Rounding | None,
 ) -> Fit:
-    """Least squares of the codes that a scale and a zero give, rounded, and the codes that these give."""
-    codes = _nearest(x, scale, zero, most)
+    """The scale and zero that least squares fit to the codes of `scale` and `zero`, rounded, and their codes."""
+    codes = _nearest(x, scale, zero, max_code)
     levels = codes - zero[:, None]
-    with np.errstate(all="ignore"):  # what is not finite is no better than what there is
+    with np.errstate(all="ignore"):  # results that are not finite are replaced below
         if of_zero is not None and (of_zero is not integer_zero):
             total = weight.sum(axis=1)
             mean_q, mean_x = (weight * codes).sum(axis=1) / total, (weight * x).sum(axis=1) / total
@@ -203,22 +209,22 @@ def _refined(
             fitted = (weight * x * levels).sum(axis=1) / (weight * levels * levels).sum(axis=1)
         scale = np.where(np.isfinite(fitted), fitted, scale)
         stored = rounded(scale.astype(np.float32))
-    codes = _nearest(x, stored.astype(np.float64), zero, most)
+    codes = _nearest(x, stored.astype(np.float64), zero, max_code)
     return Fit(codes.astype(np.uint8), stored, None if of_zero is None else zero.astype(np.float32))
 
 
-def _nearest(x: Doubles, scale: Doubles, zero: Doubles, most: int) -> Doubles:
+def _nearest(x: Doubles, scale: Doubles, zero: Doubles, max_code: int) -> Doubles:
     with np.errstate(all="ignore"):
-        found: Doubles = np.nan_to_num(np.clip(np.rint(x * _inverse(scale)[:, None] + zero[:, None]), 0, most))
-    return found
+        codes: Doubles = np.nan_to_num(np.clip(np.rint(x * _inverse(scale)[:, None] + zero[:, None]), 0, max_code))
+    return codes
 
 
 def _error(x: Doubles, weight: Doubles, fit: Fit, bits: int) -> Doubles:
     zero: Any = float(1 << bits - 1) if fit.zero is None else fit.zero.astype(np.float64)[:, None]
     with np.errstate(all="ignore"):
         difference = fit.scale.astype(np.float64)[:, None] * (fit.codes - zero) - x
-        found: Doubles = (weight * difference * difference).sum(axis=1)
-    return np.where(np.isnan(found), np.inf, found)
+        total: Doubles = (weight * difference * difference).sum(axis=1)
+    return np.where(np.isnan(total), np.inf, total)
 
 
 def _inverse(scale: Doubles) -> Doubles:
@@ -232,18 +238,18 @@ BLOCK = 32  # a power of two that divides every row
 
 
 def _of_rows(of_blocks: Callable[[Floats], Floats], x: Floats, op: Callable[..., Any]) -> Floats:
-    """A reduction of rows [n, k], k a multiple of 32, by one of blocks whose length is a power of two."""
+    """Reduces rows [n, k], k a multiple of 32, by a reduction that needs lengths that are powers of two."""
     if x.shape[1] & x.shape[1] - 1 == 0:
         return of_blocks(x)
-    found: Floats = op(of_blocks(np.ascontiguousarray(x).reshape(-1, BLOCK)).reshape(len(x), -1), axis=1)
-    return found
+    reduced: Floats = op(of_blocks(np.ascontiguousarray(x).reshape(-1, BLOCK)).reshape(len(x), -1), axis=1)
+    return reduced
 
 
 def _signed_absmax(x: Floats) -> Floats:
-    """As scales.signed_absmax, of rows of any length."""
+    """scales.signed_absmax for rows of any length."""
     if x.shape[1] & x.shape[1] - 1 == 0:
         return signed_absmax(x)
     largest = signed_absmax(np.ascontiguousarray(x).reshape(-1, BLOCK)).reshape(len(x), -1)
-    at = np.abs(largest).argmax(axis=1)
-    found: Floats = largest[np.arange(len(x)), at]
-    return found
+    index = np.abs(largest).argmax(axis=1)
+    extreme: Floats = largest[np.arange(len(x)), index]
+    return extreme

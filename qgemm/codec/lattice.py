@@ -1,4 +1,4 @@
-"""Encoders of the IQ2 and IQ3 types: groups of a super-block are fitted by points of a grid, apart from their signs.
+"""Encoders of the IQ2 and IQ3 types: points of a grid fit the magnitudes of a group, signs are stored separately.
 
 w = d * (sc + 1/2) / 4 * level of the point, with a sign for each weight: here d * (2 sc + 1) * (2 code + 1). Bytes are
 those of ggml's C: float32, sums in the order of the weights, candidates in its order. Groups are columns [weights of a
@@ -20,22 +20,21 @@ from .packing import Bytes, Floats, Halves, to_float16
 from .search import Codes, nearest_int, total
 from .super_blocks import in_shares, integers, spread_of, to_columns
 
-MOST_SCALE = 15  # of the sc, four bits each
+MAX_SCALE = 15  # sc has four bits
 MAGNITUDES = 8  # weights whose signs are a byte, or seven bits and their parity
 
 
 class Lattice(NamedTuple):
     """How ggml fits a type: groups of `size` weights by the points of a grid.
 
-    paired: whether the signs of eight weights have an even number of minuses, for which the least important changes
-    its sign. steps, step: inverse scales tried, from -steps to steps times step around the largest code's. least:
-    groups with no larger magnitude are zeros. fudge: d is that much larger. means: how often the mean square of the
-    super-block counts beside x * x where there is an importance. flat: how much of twice it counts where there is none;
-    None: there is always one. all_again: whether all points of a group are taken anew where codes were no point, or
-    only those.
-    first_fit: whether the largest code is that of a fit of integers, after which all points are taken anew as well.
-    gapless: whether the signs and the low bytes of points of a group of zeros are left out, and those that follow move
-    up, as ggml writes them, so that it reads other weights there.
+    paired: the signs of eight weights have an even number of minuses; if need be the least important weight changes its
+    sign. steps, step: the inverse scales tried, from -steps to steps times step around that of the largest code. least:
+    groups without a larger magnitude are zeros. fudge: a factor of d. means: with an importance, the factor of the mean
+    square of the super-block beside x * x. flat: without an importance, the factor of twice that mean; None: the type
+    requires an importance. refit_all: where some codes were no point, all points of a group are chosen once more, not
+    only these. first_fit: the largest code comes from a fit of integers, after which all points are chosen once more.
+    gapless: signs and low bytes of points of a group of zeros are left out, and later ones move up. ggml writes such
+    bytes and reads other weights from them.
     """
 
     grid: str
@@ -47,7 +46,7 @@ class Lattice(NamedTuple):
     fudge: float
     means: float
     flat: float | None
-    all_again: bool = False
+    refit_all: bool = False
     first_fit: bool = False
     gapless: bool = False
 
@@ -56,15 +55,18 @@ Pack = Callable[[Halves, Bytes, Indices, Bytes], Blocks]
 
 
 def encode(kind: Lattice, x: Floats, importance: Floats | None, pack: Pack) -> Blocks:
-    """x, importance [n, 256] -> blocks [n]; pack: (d [n], sc [n, groups], points [n, of 256], signs [n, 32]) -> [n]"""
-    return in_shares(x, importance, lambda values, of: pack(*_encoded(kind, values, of)))
+    """x, importance [n, 256] -> blocks [n].
+
+    pack: (d [n], sc [n, groups], points [n, points of 256 weights], signs [n, 32]) -> blocks [n].
+    """
+    return in_shares(x, importance, lambda values, imatrix: pack(*_encoded(kind, values, imatrix)))
 
 
 def _encoded(kind: Lattice, x: Floats, importance: Floats | None) -> tuple[Halves, Bytes, Indices, Bytes]:
     scales, of_blocks, of_signs, empty = fitted(kind, x, importance)
     greatest = scales.max(axis=1)
     d = greatest / np.float32(31)
-    sc = np.clip(nearest_int(np.float32(0.5) * ((np.float32(1) / d)[:, None] * scales - 1)), 0, MOST_SCALE)
+    sc = np.clip(nearest_int(np.float32(0.5) * ((np.float32(1) / d)[:, None] * scales - 1)), 0, MAX_SCALE)
     none = greatest == 0
     sc[none] = 0
     if kind.paired:
@@ -77,7 +79,7 @@ def _encoded(kind: Lattice, x: Floats, importance: Floats | None) -> tuple[Halve
 
 
 class Fit(NamedTuple):
-    """Super-blocks as they are fitted: scales [n, groups], points [n, of 256], signs [n, 32], empty [n, groups]."""
+    """Fitted super-blocks: scales [n, groups], points [n, points of 256 weights], signs [n, 32], empty [n, groups]."""
 
     scales: Floats
     points: Indices
@@ -108,17 +110,17 @@ def fitted(kind: Lattice, x: Floats, importance: Floats | None) -> Fit:
         empty |= largest <= 0
     else:
         scale = largest / np.float32(2 * points.grid.base - 1)
-    scale, found = _searched(kind, points, magnitudes, weights, largest, scale)
+    scale, indices = _searched(kind, points, magnitudes, weights, largest, scale)
     signs[:, scale < 0] ^= np.uint8(127 if kind.paired else 255)
     scale = np.where(empty, np.float32(0), np.abs(scale))
-    found[:, empty], signs[:, empty] = 0, 0
-    return Fit(scale.reshape(n, groups), found.T.reshape(n, -1), signs.T.reshape(n, -1), empty.reshape(n, groups))
+    indices[:, empty], signs[:, empty] = 0, 0
+    return Fit(scale.reshape(n, groups), indices.T.reshape(n, -1), signs.T.reshape(n, -1), empty.reshape(n, groups))
 
 
 def _signs(kind: Lattice, x: Floats, weights: Floats) -> tuple[Floats, Bytes]:
-    """x, weights [size, n] -> what grids fit [size, n], signs [size / 8, n], bit i of weight i.
+    """x, weights [size, n] -> magnitudes to fit [size, n], signs [size / 8, n], bit i for weight i.
 
-    What is fitted is the magnitude, of what changes its sign minus that.
+    The magnitude of a weight that changes its sign is negative.
     """
     negative = ~(x >= 0)
     shape = (-1, MAGNITUDES, x.shape[1])
@@ -135,7 +137,7 @@ def _signs(kind: Lattice, x: Floats, weights: Floats) -> tuple[Floats, Bytes]:
 
 
 def _ordered(values: NDArray[Any], order: NDArray[np.intp]) -> NDArray[Any]:
-    """Values [n, several of each group], the groups in this order [n, groups]."""
+    """Values [n, groups * values of a group] with the groups in this order [n, groups]."""
     parts = values.reshape(*order.shape, -1)
     return np.take_along_axis(parts, order[:, :, None], 1).reshape(values.shape)
 
@@ -143,8 +145,8 @@ def _ordered(values: NDArray[Any], order: NDArray[np.intp]) -> NDArray[Any]:
 class _Points:
     """The points of groups as columns: x, weights [size, n], split into [dims, size / dims * n]."""
 
-    def __init__(self, of: Grid, x: Floats, weights: Floats) -> None:
-        self.grid, self.shape = of, x.shape
+    def __init__(self, points: Grid, x: Floats, weights: Floats) -> None:
+        self.grid, self.shape = points, x.shape
         self.x, self.weights = self._split(x), self._split(weights)
 
     def _split(self, values: Floats) -> Floats:
@@ -153,12 +155,12 @@ class _Points:
         return np.ascontiguousarray(parts).reshape(dims, -1)
 
     def closest(self, inverse: Floats, scale: Floats) -> tuple[Indices, NDArray[np.bool_]]:
-        """1 / scale and scale [n] -> points [size / dims, n], and whether the rounded codes were those."""
+        """1 / scale and scale [n] -> points [size / dims, n], and whether the rounded codes were points."""
         parts = self.x.shape[1] // self.shape[1]
         numbers = self.grid.numbers(rounded(np.tile(inverse, parts), self.x, self.grid.base))
         levels = np.tile(scale, parts)[:, None] * (2 * np.arange(self.grid.base) + 1).astype(np.float32)
-        found = self.grid.closest(numbers, self.x, self.weights, levels)
-        return found.reshape(parts, -1), (self.grid.point_of[numbers] >= 0).reshape(parts, -1)
+        indices = self.grid.closest(numbers, self.x, self.weights, levels)
+        return indices.reshape(parts, -1), (self.grid.point_of[numbers] >= 0).reshape(parts, -1)
 
     def levels(self, points: Indices) -> Floats:
         """Points [size / dims, n] -> 2 * code + 1 [size, n]."""
@@ -169,9 +171,9 @@ class _Points:
 def _searched(
     kind: Lattice, points: _Points, x: Floats, weights: Floats, largest: Floats, scale: Floats
 ) -> tuple[Floats, Indices]:
-    """Scales [n] and points [size / dims, n] of the least weighted error of those tried, fitted once more."""
-    found = np.zeros((points.x.shape[1] // x.shape[1], x.shape[1]), np.int64)
-    exact = np.full(found.shape, not kind.all_again)
+    """Scales [n] and points [size / dims, n] of the candidate of the least weighted error, fitted once more."""
+    indices = np.zeros((points.x.shape[1] // x.shape[1], x.shape[1]), np.int64)
+    exact = np.full(indices.shape, not kind.refit_all)
     best = np.zeros_like(scale)
     for step in range(-kind.steps, kind.steps + 1):
         inverse = (np.float32(2 * points.grid.base - 1) + np.float32(step) * np.float32(kind.step)) / largest
@@ -180,11 +182,11 @@ def _searched(
         better = (norms > 0) & (products * products > best * norms)
         scale = np.where(better, products / norms, scale)
         best = np.where(better, scale * products, best)
-        found, exact = np.where(better, tried, found), np.where(better, on_grid, exact)
-    again = ~exact.all(axis=0) & (scale > 0)
+        indices, exact = np.where(better, tried, indices), np.where(better, on_grid, exact)
+    refit = ~exact.all(axis=0) & (scale > 0)
     if kind.first_fit:
-        again, exact = scale > 0, np.zeros_like(exact)
+        refit, exact = scale > 0, np.zeros_like(exact)
     tried, _ = points.closest(np.float32(1) / scale, scale)
-    found = np.where(again & (kind.all_again | ~exact), tried, found)
-    products, norms = sums(weights, x, points.levels(found))
-    return np.where(again & (norms > 0), products / norms, scale), found
+    indices = np.where(refit & (kind.refit_all | ~exact), tried, indices)
+    products, norms = sums(weights, x, points.levels(indices))
+    return np.where(refit & (norms > 0), products / norms, scale), indices

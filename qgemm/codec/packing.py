@@ -12,9 +12,9 @@ Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]
 Planes = NDArray[np.uint32]
 Words = NDArray[np.uint32]
-MANTISSA = 0x7FFFFF  # the bits of a float32 that a subnormal has besides its sign
+MANTISSA = 0x7FFFFF  # the bits of a float32 that can be set in a subnormal, besides its sign
 SUBNORMAL = np.array(1, np.int32).view(np.float32)[()]
-LaneWords = dict[str, Words]  # of a device tile, by field: on the last axis those of a lane
+LaneWords = dict[str, Words]  # words of codes of a device tile by field; the last axis is a lane's words
 
 # The weight of a 32-weight block that each code slot holds, slots counted in little-endian bit order.
 IN_ORDER = tuple(range(32))
@@ -33,7 +33,7 @@ def unpack_nibbles(packed: Bytes) -> Bytes:
 
 def pack_nibbles(codes: Bytes) -> Bytes:
     """Codes [n, 32] of 4 bits -> packed [n, 16]; the inverse of `unpack_nibbles`."""
-    words = codes.view(np.uint64)  # eight codes a word, combined column by column: 4x faster than short rows
+    words = codes.view(np.uint64)  # eight codes in a word, combined column by column: 4x faster than short rows
     packed = np.empty((len(codes), 2), np.uint64)
     for j in range(2):
         packed[:, j] = words[:, j] | words[:, j + 2] << np.uint64(4)
@@ -56,7 +56,7 @@ def unpack_planes(packed: Bytes, bits: int) -> Bytes:
 
     bits = 1, 2, 4.
     """
-    words = np.ascontiguousarray(packed).view(np.uint64)  # what a shift moves to the next byte is masked away
+    words = np.ascontiguousarray(packed).view(np.uint64)  # the mask clears bits that a shift moved into the next byte
     shifts = np.arange(0, 8, bits, dtype=np.uint64)
     codes = words[:, None] >> shifts[:, None] & np.uint64((2**bits - 1) * 0x0101010101010101)
     return codes.view(np.uint8).reshape(len(packed), -1)
@@ -71,7 +71,7 @@ def pack_planes(codes: Bytes, bits: int) -> Bytes:
     return packed
 
 
-# SPREAD[b][byte]: the bits of a byte in bit b of eight bytes each, as a word.
+# SPREAD[b][byte]: a word of eight bytes, bit b of byte i being bit i of the given byte.
 SPREAD = [
     np.unpackbits(np.arange(256, dtype=np.uint8), bitorder="little").view("<u8") << np.uint64(b) for b in range(8)
 ]
@@ -128,43 +128,43 @@ def pack_slots(codes: Bytes, bits: int) -> Bytes:
     return packed
 
 
-def at(values: Floats, index: NDArray[np.intp]) -> Floats:
+def pick(values: Floats, index: NDArray[np.intp]) -> Floats:
     """Values [n, w], index [n] -> the value of each row at its index, [n]."""
     return values[np.arange(len(values)), index]
 
 
 def reciprocal(d: Floats) -> Floats:
-    """1 / d in float32, 0 where d is 0, as every ggml encoder computes it (infinite where d is subnormal)."""
+    """1 / d in float32, 0 where d is 0, infinite where d is subnormal, as in every ggml encoder."""
     with np.errstate(divide="ignore", over="ignore"):
         return np.where(d == 0, np.float32(0), np.float32(1) / d)
 
 
-def to_codes(values: Floats, most: int, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
-    """min(most, trunc(values)) as integers; 0 where not finite, which is what ggml gets from x86's conversion.
+def to_codes(values: Floats, max_code: int, dtype: DTypeLike = np.uint8) -> NDArray[Any]:
+    """min(max_code, trunc(values)) as integers; 0 where not finite, as ggml gets from x86's conversion.
 
-    The values are written over.
+    Overwrites the values.
     """
     finite = np.isfinite(values)
     if not finite.all():
         values = np.where(finite, values, np.float32(0))
-    return np.minimum(values, np.float32(most), out=values).astype(dtype)
+    return np.minimum(values, np.float32(max_code), out=values).astype(dtype)
 
 
 def round_away(values: Floats) -> Floats:
-    """C's roundf: to nearest, halves away from zero. Exact, where trunc(v + 0.5) is not (0.49999997)."""
+    """C's roundf: to nearest, halves away from zero. Exact also at 0.49999997, where trunc(v + 0.5) is not."""
     whole = np.trunc(values)
     whole += np.trunc(2 * (values - whole))
     return whole
 
 
 def to_float16(values: Floats) -> NDArray[np.float16]:
-    """To nearest even; beyond 65504 becomes infinite without a warning, since the caller checks or means it."""
+    """To nearest even; values beyond 65504 become infinite without a warning, since callers check or mean it."""
     with np.errstate(over="ignore"):
         return values.astype(np.float16)
 
 
 def flushes() -> bool:
-    """Whether arithmetic of this thread takes subnormals for zero: a library built with -ffast-math sets that for all.
+    """Whether arithmetic of this thread treats subnormals as zero: a library built with -ffast-math sets that for all.
 
     Conversions from float16 are exact anyway; those between float32 and float64 are not.
     """
@@ -200,20 +200,20 @@ def subnormal(values: Floats) -> NDArray[np.bool_]:
 
 
 def times(codes: Floats, scales: Floats) -> Floats:
-    """Codes [n, groups, k] times scales [n, groups], also where arithmetic flushes: by integers if both are such."""
-    made = codes * scales[..., None]
+    """Codes [n, groups, k] times scales [n, groups], exact also where arithmetic flushes subnormals."""
+    products = codes * scales[..., None]
     small = subnormal(scales) & (np.rint(codes) == codes).all(axis=-1)
     codes, scales = codes[small], scales[small]
     size = np.abs(codes).astype(np.int64) * (scales.view(np.int32) & MANTISSA)[:, None]  # in units of 2^-149
     normal = size.astype(np.float32).view(np.int32) - (149 << 23)
     bits = np.where(size <= MANTISSA, size, normal).astype(np.int32)
     bits |= (np.signbit(codes) ^ np.signbit(scales)[:, None]).astype(np.int32) << 31
-    made[small] = bits.view(np.float32)
-    return made
+    products[small] = bits.view(np.float32)
+    return products
 
 
 def rotate_left(words: Words, by: int) -> Words:
-    """Every word rotated by so many bits, to the right if that is negative."""
+    """Every word rotated left by `by` bits, to the right if `by` is negative."""
     left, right = np.uint32(by % 32), np.uint32(-by % 32)
     return words << left | words >> right
 

@@ -1,4 +1,4 @@
-"""The extremes from which the encoders derive their scales, with ggml's choice among equals, and those scales."""
+"""Scales of encoders, and the extremes that they derive from, with ggml's choice among equal values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .format import Blocks, Levels
-from .packing import Floats, at, reciprocal, round_away, to_codes, to_float16
+from .packing import Floats, pick, reciprocal, round_away, to_codes, to_float16
 
 
 class StoredScale(NamedTuple):
-    """How a block stores its scale: the field's dtype, what it adds to a format's name, the codec from and to float32,
-    and the magnitude of a scale from which on it is refused."""
+    """How a block stores its scale: the field's dtype, the suffix of a format's name, the codec from and to float32,
+    and the least magnitude of a scale that is refused."""
 
     dtype: str
     suffix: str
@@ -36,25 +36,25 @@ def signed_absmax(x: Floats) -> Floats:
     tied = np.flatnonzero(greatest == -least)
     if tied.size:
         rows = x[tied]
-        largest[tied] = at(rows, np.abs(rows).argmax(axis=1))
+        largest[tied] = pick(rows, np.abs(rows).argmax(axis=1))
     return np.where(largest == 0, np.float32(0), largest)
 
 
 def extremes(x: Floats) -> tuple[Floats, Floats]:
     """Values [n, w] -> the least and the greatest of each row, [n] each: the first wins among -0 and +0."""
     least, greatest = bounds(x)
-    for found, index in ((least, np.argmin), (greatest, np.argmax)):
-        zeros = np.flatnonzero(found == 0)
+    for extreme, index in ((least, np.argmin), (greatest, np.argmax)):
+        zeros = np.flatnonzero(extreme == 0)
         if zeros.size:
             rows = x[zeros]
-            found[zeros] = at(rows, index(rows, axis=1))
+            extreme[zeros] = pick(rows, index(rows, axis=1))
     return least, greatest
 
 
 def bounds(x: Floats) -> tuple[Floats, Floats]:
     """Values [n, w], w a power of two -> the least and the greatest of each row, [n] each, with any sign if zero.
 
-    They are compared as integers, which NumPy 2.4 does twice as fast where it has to step over every other number.
+    They are compared as integers: over strided operands NumPy 2.4 compares integers twice as fast as floats.
     """
     numbers = in_order(np.ascontiguousarray(x).view(np.int32))
     least, greatest = (in_order(folded(op, numbers)).view(np.float32) for op in (np.minimum, np.maximum))
@@ -63,10 +63,10 @@ def bounds(x: Floats) -> tuple[Floats, Floats]:
 
 def in_order(bits: NDArray[np.int32]) -> NDArray[np.int32]:
     """The bits of floats as integers in the order of the floats, and back: below zero all but the sign are inverted."""
-    turned = bits >> 31
-    turned &= 0x7FFFFFFF
-    turned ^= bits
-    return turned
+    ordered = bits >> 31
+    ordered &= 0x7FFFFFFF
+    ordered ^= bits
+    return ordered
 
 
 def folded(least_or_greatest: np.ufunc, x: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -74,10 +74,10 @@ def folded(least_or_greatest: np.ufunc, x: NDArray[np.int32]) -> NDArray[np.int3
 
     Neighbours are compared until one is left: 4x faster than reductions of short rows (NumPy 2.4).
     """
-    found = x.reshape(-1)
-    while found.size > len(x):
-        found = least_or_greatest(found[0::2], found[1::2])
-    return found
+    rest = x.reshape(-1)
+    while rest.size > len(x):
+        rest = least_or_greatest(rest[0::2], rest[1::2])
+    return rest
 
 
 def with_minimum(x: Floats, top: int) -> Levels:
@@ -94,7 +94,7 @@ def signed_codes(x: Floats) -> tuple[NDArray[np.int8], Floats]:
 
 
 def blocks_of(levels: Levels, dtype: np.dtype[Any]) -> Blocks:
-    """New blocks [n] whose d, and m if there is one, are the scale and minimum [n]; their codes are left to fill."""
+    """New blocks [n] with the scale [n] as d and the minimum [n], if any, as m; the caller fills in the codes."""
     assert levels.scale is not None
     blocks = np.empty(len(levels.codes), dtype)
     blocks["d"] = to_float16(levels.scale)
@@ -106,9 +106,9 @@ def blocks_of(levels: Levels, dtype: np.dtype[Any]) -> Blocks:
 def ternary(x: Floats, lost: int) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
     """Values [n, w] -> codes 0, 1, 2 for -d, 0, d [n, w], and d [n], the largest magnitude of each row.
 
-    lost: the code of a weight whose quotient by d is not finite, d being subnormal: what C's conversion makes of it.
+    lost: the code of a weight whose quotient by a subnormal d is not finite: the result of C's conversion.
     """
     largest = absmax(x)
-    with np.errstate(all="ignore"):  # what is not finite is refused elsewhere
+    with np.errstate(all="ignore"):  # callers refuse values that are not finite
         signs = round_away(x * reciprocal(largest)[:, None])
     return to_codes(signs + np.float32(1 - lost), 2 - lost) + np.uint8(lost), to_float16(largest)

@@ -4,10 +4,10 @@ ggml does this wherever it has an importance matrix. The weight of each squared 
 
     importance * sqrt(mean square of the row + x * x)
 
-Symmetric formats try 19 scales around the largest magnitude's, affine ones 37 around the range's; for the codes that
-each gives, the best scale (and minimum, which must not be positive) follows from least squares in closed form; the
-candidate with the least error wins. All is float32, and sums run in the order of the weights, since bytes depend on it.
-Arrays are [weight of the block, block], so that a sum over a block is one over rows.
+Symmetric formats try 19 scales around that of the largest magnitude, affine ones 37 around that of the range. Each
+scale gives codes, for which least squares give the best scale (and minimum, which must not be positive) in closed form;
+the candidate of the least error wins. All is float32, and sums run in the order of the weights, since bytes depend on
+it. Arrays are [weight of the block, block], so that a sum over a block is a sum over rows.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .compiled import compilable
 from .format import FITTED, Blocks, Format, Levels
 from .packing import Floats
 
-LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
-SHARE = 1024  # blocks searched at a time: what lies in a core's cache
+MIN_MAGNITUDE = np.float32(1e-15)  # ggml encodes blocks without a larger magnitude as zeros
+SHARE = 1024  # blocks searched at a time: they fit in a core's cache
 
 Codes = NDArray[np.int32]
 
 
 def searched(fmt: Format) -> bool:
-    """Whether there is a search for a format: it packs codes from 0 on, with a minimum or with the zero amid them, or
-    has a search of its own."""
-    return fmt.weighted is not None or (fmt.pack is not None and fmt.code_range[0] == 0)
+    """Whether a format can be searched: it has a search of its own, or packs codes from 0 on with a minimum or with the
+    zero in their middle."""
+    return fmt.encoding.weighted is not None or (fmt.pack is not None and fmt.code_range[0] == 0)
 
 
 def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
@@ -41,30 +41,32 @@ def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
 
     UnsupportedError for an importance of another shape, negative or not finite; QuantizeError as by Format.quantize.
     """
-    given = np.asarray(importance, np.float32)
-    check_importance(x.shape, given.shape, bool((np.isfinite(given) & (given >= 0)).all()))
+    imatrix = np.asarray(importance, np.float32)
+    check_importance(x.shape, imatrix.shape, bool((np.isfinite(imatrix) & (imatrix >= 0)).all()))
     k = x.shape[-1]
     count = fmt.blocks_in(k)
-    rows, of = x.reshape(-1, k), np.broadcast_to(given, x.shape).reshape(-1, k)
+    rows, row_importance = x.reshape(-1, k), np.broadcast_to(imatrix, x.shape).reshape(-1, k)
     blocks = np.empty((len(rows), count), fmt.dtype)
 
     def work(part: slice) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # found by the check
-            blocks[part] = search(fmt, rows[part].astype(np.float32, copy=False), of[part]).reshape(-1, count)
+        with np.errstate(over="ignore", invalid="ignore"):  # the check refuses such blocks
+            blocks[part] = search(fmt, rows[part].astype(np.float32, copy=False), row_importance[part]).reshape(
+                -1, count
+            )
             fmt.check(rows[part].reshape(-1, fmt.weights), blocks[part].reshape(-1), part.start * count, count)
 
     for_slices(len(rows) if k else 0, max(1, FITTED // max(1, k)), work)
     return blocks.reshape(*x.shape[:-1], count)
 
 
-def check_importance(shape: tuple[int, ...], given: tuple[int, ...], fine: bool) -> None:
+def check_importance(shape: tuple[int, ...], imatrix_shape: tuple[int, ...], fine: bool) -> None:
     """UnsupportedError for an importance of another shape than values [..., K] or [K], or one that is not `fine`.
 
     fine: whether it is finite and nowhere negative.
     """
-    if not shape or given not in (shape[-1:], shape):
+    if not shape or imatrix_shape not in (shape[-1:], shape):
         fitting = " or ".join({str(shape[-1:]): None, str(shape): None})
-        raise UnsupportedError(f"imatrix has shape {given}, x of shape {shape} needs {fitting}")
+        raise UnsupportedError(f"imatrix has shape {imatrix_shape}, x of shape {shape} needs {fitting}")
     if not fine:
         raise UnsupportedError("imatrix has values that are negative or not finite")
 
@@ -72,11 +74,11 @@ def check_importance(shape: tuple[int, ...], given: tuple[int, ...], fine: bool)
 def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None = None) -> Blocks:
     """Rows x [n, K], their importance [n, K], [K] or [1] -> blocks [n * K / 32], of a format that is `searched`.
 
-    mean: the mean square of the row of which x [1, K] is a part; else those of the rows x are taken.
+    mean: the mean square of the whole row where x [1, K] is a part of one; None: of each row of x.
     """
-    if fmt.weighted is not None:
-        width = x.shape[1] if fmt.whole_rows else fmt.weights
-        return fmt.weighted(x.reshape(-1, width), np.broadcast_to(importance, x.shape).reshape(-1, width))
+    if fmt.encoding.weighted is not None:
+        width = x.shape[1] if fmt.encoding.whole_rows else fmt.weights
+        return fmt.encoding.weighted(x.reshape(-1, width), np.broadcast_to(importance, x.shape).reshape(-1, width))
     squares = x * x
     of_rows: Any = mean
     if mean is None:
@@ -91,8 +93,8 @@ def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None =
 
 
 def sum_of_squares(x: Floats, total: np.float32) -> np.float32:
-    """The sum of the squares of the next part of a row, added one by one to those of what precedes it."""
-    with np.errstate(all="ignore"):  # what is not finite is refused elsewhere
+    """The squares of the next part of a row added one by one to `total`, the sum of the parts before it."""
+    with np.errstate(all="ignore"):  # callers refuse values that are not finite
         terms = np.concatenate([[total], x * x])
         return np.float32(np.cumsum(terms, dtype=np.float32)[-1])
 
@@ -103,20 +105,24 @@ def _blocks(fmt: Format, x: Floats, weights: Floats) -> Blocks:
 
 
 @compilable
-def fitted(x: Floats, weights: Floats, most: int, has_minimum: bool) -> Levels:
-    """x, weights [n, weights of a block] -> codes [n, weights] uint8 in 0..most, scale and perhaps minimum [n]."""
+def fitted(x: Floats, weights: Floats, max_code: int, has_minimum: bool) -> Levels:
+    """x, weights [n, weights of a block] -> codes [n, weights] uint8 in 0..max_code, scale and perhaps minimum [n]."""
     count = len(x)
     if count == 1:  # NumPy would sum a single column in another order
         x, weights = np.repeat(x, 2, axis=0), np.repeat(weights, 2, axis=0)
-    columns, of = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
-    with np.errstate(all="ignore"):  # candidates of no worth may overflow
-        fit = affine(columns, of, most, STEPS) if has_minimum else symmetric(columns, of, (most + 1) // 2)
+    columns, column_weights = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
+    with np.errstate(all="ignore"):  # losing candidates may overflow
+        fit = (
+            affine(columns, column_weights, max_code, STEPS)
+            if has_minimum
+            else symmetric(columns, column_weights, (max_code + 1) // 2)
+        )
     codes = np.ascontiguousarray(fit.codes.T[:count]).astype(np.uint8)
     return Levels(codes, fit.scale[:count], None if fit.minimum is None else fit.minimum[:count])
 
 
 class Fit(NamedTuple):
-    """Codes [weights, n] from 0 on, and of each column the scale and the minimum (None: there is none)."""
+    """Codes [weights, n] from 0 on, and the scale and minimum (None: there is none) of each column."""
 
     codes: Codes
     scale: Floats
@@ -124,9 +130,9 @@ class Fit(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The scales that `affine` tries: most + first + step * i codes across the range, for i below tries.
+    """The scales that `affine` tries: max_code + first + step * i codes across the range, for i below tries.
 
-    absolute: whether errors count as they are, not squared.
+    absolute: whether magnitudes of errors count, not their squares.
     """
 
     first: float
@@ -135,13 +141,13 @@ class Steps(NamedTuple):
     absolute: bool = False
 
 
-STEPS = Steps(-0.9, 0.05, 37)  # of every format with an importance matrix
+STEPS = Steps(-0.9, 0.05, 37)  # with an importance matrix, for every format
 
 
 def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
-    """x, weights [weights of a group, n], n > 1: w = scale * (code - zero), of those tried with the least error."""
+    """x, weights [weights of a group, n], n > 1 -> w = scale * (code - zero), the candidate of the least error."""
     magnitude = np.abs(x)
-    largest = _at(x, magnitude.argmax(axis=0))
+    largest = _pick(x, magnitude.argmax(axis=0))
     weighted = weights * x
 
     def fit(step: int) -> tuple[Codes, Floats, Floats]:
@@ -160,14 +166,14 @@ def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
         codes = np.where(better, tried, codes)
         scale = np.where(better, products / norms, scale)
         best = np.where(better, scale * products, best)
-    zeros = magnitude.max(axis=0) < LEAST
+    zeros = magnitude.max(axis=0) < MIN_MAGNITUDE
     codes = np.where(zeros, 0, codes + zero)
     return Fit(codes, np.where(zeros, np.float32(0), scale))
 
 
-def affine(x: Floats, weights: Floats, most: int, steps: Steps) -> Fit:
-    """x, weights [weights of a group, n], n > 1: w = scale * code + minimum, which is not positive, likewise."""
-    least, greatest = _at(x, x.argmin(axis=0)), x.max(axis=0)  # of -0 and +0 the first is the least
+def affine(x: Floats, weights: Floats, max_code: int, steps: Steps) -> Fit:
+    """x, weights [weights of a group, n], n > 1 -> w = scale * code + minimum, minimum <= 0: likewise."""
+    least, greatest = _pick(x, x.argmin(axis=0)), x.max(axis=0)  # the first of -0 and +0 counts as the least
     sum_w, sum_x = total(weights), total(weights * x)
     sum_x = np.where(
         np.signbit(weights * x).all(axis=0) & (sum_x == 0), np.float32(-0.0), sum_x
@@ -175,18 +181,18 @@ def affine(x: Floats, weights: Floats, most: int, steps: Steps) -> Fit:
     least = np.where(least > 0, np.float32(0), least)
 
     def tried(inverse: Floats, minimum: Floats) -> Codes:
-        return np.clip(nearest_int(inverse * (x - minimum)), 0, most)
+        return np.clip(nearest_int(inverse * (x - minimum)), 0, max_code)
 
     def error(scale: NDArray[Any], minimum: NDArray[Any], levels: Floats) -> Floats:
         difference = scale * levels + minimum - x
         return total(weights * (np.abs(difference) if steps.absolute else difference * difference))
 
-    inverse = np.float32(most) / (greatest - least)
+    inverse = np.float32(max_code) / (greatest - least)
     codes, scale, minimum = tried(inverse, least), np.float32(1) / inverse, least
     best = error(scale, minimum, codes.astype(np.float32))
-    for step in range(steps.tries):  # each around the minimum that is the best so far
+    for step in range(steps.tries):  # around the best minimum so far
         more = np.float32(steps.first) + np.float32(steps.step) * np.float32(step)
-        inverse = (more + np.float32(most)) / (greatest - minimum)
+        inverse = (more + np.float32(max_code)) / (greatest - minimum)
         new = tried(inverse, minimum)
         levels = new.astype(np.float32)
         weighted = weights * levels
@@ -197,28 +203,28 @@ def affine(x: Floats, weights: Floats, most: int, steps: Steps) -> Fit:
         positive = new_minimum > 0
         new_scale[positive] = (sum_xl / sum_l2)[positive]
         new_minimum[positive] = 0
-        found = error(new_scale, new_minimum, levels)
-        better = (determinant > 0) & (found < best)
+        new_error = error(new_scale, new_minimum, levels)
+        better = (determinant > 0) & (new_error < best)
         codes = np.where(better, new, codes)
         scale, minimum = np.where(better, new_scale, scale), np.where(better, new_minimum, minimum)
-        best = np.where(better, found, best)
+        best = np.where(better, new_error, best)
     flat = greatest <= least
     return Fit(np.where(flat, 0, codes), np.where(flat, np.float32(0), scale), np.where(flat, least, minimum))
 
 
-def _at(x: Floats, index: NDArray[np.intp]) -> Floats:
+def _pick(x: Floats, index: NDArray[np.intp]) -> Floats:
     """The value of each column at its index."""
-    found: Floats = np.take_along_axis(x, index[None], 0)[0]
-    return found
+    picked: Floats = np.take_along_axis(x, index[None], 0)[0]
+    return picked
 
 
 def nearest_int(values: Floats) -> Codes:
-    """To nearest, ties to even, by adding 1.5 * 2^23: also for what is too large, where ggml has what this has."""
+    """To nearest, ties to even, by adding 1.5 * 2^23; too large numbers become the same integers as in ggml."""
     bits: Codes = (values + np.float32(12582912)).view(np.int32)
     return (bits & 0x007FFFFF) - 0x00400000
 
 
 def total(terms: NDArray[Any]) -> Floats:
     """The sum of each column of [32, n], n > 1: NumPy adds row by row."""
-    found: Floats = np.add.reduce(terms, axis=0)
-    return found
+    sums: Floats = np.add.reduce(terms, axis=0)
+    return sums

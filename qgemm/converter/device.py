@@ -17,7 +17,7 @@ from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
 from qgemm.cuda import encode as kernels
 from qgemm.cuda import planes
-from qgemm.cuda.kernels.transforms import FOUND
+from qgemm.cuda.kernels.transforms import ENCODE_STATS
 from qgemm.errors import UnsupportedError
 from qgemm.files.imatrix import Importance
 
@@ -59,7 +59,7 @@ class Device:
         fmt = step.format
         if encoder.search:
             return encoder.importance is not None and kernels.takes_weighted(fmt)
-        kernel = (fmt.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
+        kernel = (fmt.tile.bit_planes and fmt.stored_in_parts) or kernels.takes(fmt)
         return kernel and not (step.copied or step.by_codes or fmt.plain)
 
     def encode_range(self, step: Step, start: int, stop: int, importance: Importance | None = None) -> EncodedRange:
@@ -85,12 +85,14 @@ def _encode_range(step: Step, start: int, stop: int, stream: Any, importance: Fl
     values = cupy.empty(numbers.shape, numbers.dtype)
     values.data.copy_from_host_async(staged.ctypes.data, staged.nbytes, stream)
     weights = None if importance is None else cupy.asarray(importance)
-    blocks, sums = _to_codebook(values, kind, fmt) if fmt.bit_planes else kernels.encode(values, kind, fmt, weights)
+    blocks, sums = (
+        _to_codebook(values, kind, fmt) if fmt.tile.bit_planes else kernels.encode(values, kind, fmt, weights)
+    )
     host_blocks, host_sums = _pinned(blocks.nbytes), _pinned(sums.nbytes)
     blocks.get(out=host_blocks, blocking=False)
     sums.get(out=host_sums, blocking=False)
     stream.synchronize()
-    cta_sums: NDArray[Any] = host_sums.view(FOUND)
+    cta_sums: NDArray[Any] = host_sums.view(ENCODE_STATS)
     if cta_sums["refused"].min() < count:
         raise UnencodableRange(step)
     encoded = host_blocks[: count * fmt.block_bytes].view(fmt.dtype)

@@ -118,7 +118,7 @@ class Model(NamedTuple):
 
 def needs_importance(tensor: str, type: str, name: str) -> bool:
     """Whether a tensor may get a type in a file type only with an importance matrix that covers it."""
-    if FORMATS[type].needs_importance:
+    if FORMATS[type].encoding.needs_importance:
         return True
     return tensor not in ENDS and (type in NEED_IMPORTANCE or (type == "q2_k" and name == "q2_k_s"))
 

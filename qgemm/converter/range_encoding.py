@@ -52,7 +52,7 @@ def ranges(step: Step, weights: int, rows: bool = False) -> list[tuple[int, int]
     rows: split between rows, unless a row is longer than `weights`.
     """
     k = step.weight.shape[-1]
-    whole_rows = step.format.whole_rows or (rows and k <= weights)
+    whole_rows = step.format.encoding.whole_rows or (rows and k <= weights)
     least = lcm(step.weight.step, step.format.weights, k if whole_rows else 1)
     size, size_of_range = step.weight.size, max(1, weights // least) * least
     return [(start, min(start + size_of_range, size)) for start in range(0, size, size_of_range)]
@@ -91,7 +91,9 @@ def encode_weights(step: Step, start: int, stop: int, encode: Encode) -> tuple[F
         return groups.values(), pack_groups(step.format, groups)
     assert step.weight.values is not None
     x = step.weight.values(start, stop)
-    width = step.weight.shape[-1] if step.format.whole_rows else step.format.weights  # weights encoded together
+    width = (
+        step.weight.shape[-1] if step.format.encoding.whole_rows else step.format.weights
+    )  # weights encoded together
     return x, encode(x.reshape(-1, width), start)
 
 

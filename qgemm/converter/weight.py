@@ -204,7 +204,12 @@ def codes_fit(fmt: Format, codes: Codes | None) -> bool:
 
 def _codes_fit_groups(fmt: Format, codes: Codes) -> bool:
     """Whether a group format holds every code and zero of a tensor, and none of its groups spans several scales."""
-    if codes.minimum or codes.group % fmt.weights or (fmt.whole_rows and not codes.whole_rows) or fmt.needs_table:
+    if (
+        codes.minimum
+        or codes.group % fmt.weights
+        or (fmt.encoding.whole_rows and not codes.whole_rows)
+        or fmt.needs_table
+    ):
         return False
     top = fmt.code_range[1]
     if not fmt.zero_field:
@@ -275,4 +280,4 @@ def _codes_of_groups(tensor: Tensor) -> Codes | None:
 
     highest = fmt.code_range[1]
     low, high = (-255, highest) if fmt.zero_field else (-(fmt.zero or 0), highest - (fmt.zero or 0))
-    return Codes(0, highest, low, high, False, read, fmt.weights, fmt.whole_rows)
+    return Codes(0, highest, low, high, False, read, fmt.weights, fmt.encoding.whole_rows)

@@ -32,7 +32,7 @@ from qgemm.arguments import (
 )
 from qgemm.arguments import epilogues as epilogues_of
 from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
-from qgemm.codec import activations, group_activations
+from qgemm.codec import group_activations, q8_1_f32
 from qgemm.codec.format import FLOATS, float_name, floats
 from qgemm.codec.group_activations import E4M3
 from qgemm.errors import UnsupportedError
@@ -46,7 +46,7 @@ from .native import products as native
 from .native.calls import GATES
 from .native.products import Product
 
-QUANTIZED = (activations.FORMAT, Q8_1, *group_activations.FORMATS.values())  # formats of x
+QUANTIZED = (q8_1_f32.FORMAT, Q8_1, *group_activations.FORMATS.values())  # formats of x
 
 
 class Job(NamedTuple):
@@ -236,7 +236,7 @@ def _rows(x: NDArray[Any] | Tensor, activation: str) -> NDArray[Any]:
     if not isinstance(x, Tensor):
         return _native(x).reshape(m, x.shape[-1])
     blocks = x.blocks.reshape(m, x.blocks.shape[-1])
-    return activations.of_q8_1(blocks) if x.format == Q8_1 else blocks
+    return q8_1_f32.of_q8_1(blocks) if x.format == Q8_1 else blocks
 
 
 def _product(job: Job, y: NDArray[Any]) -> Product:

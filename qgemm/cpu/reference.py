@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec import activations
-from qgemm.codec.activations import UNIT
+from qgemm.codec import q8_1_f32
 from qgemm.codec.format import Blocks, Levels
 from qgemm.codec.group_activations import E4M3, GROUPS
 from qgemm.codec.packing import Floats
+from qgemm.codec.q8_1_f32 import UNIT
 from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices, workers
 from qgemm.tensor import Tensor
@@ -118,7 +118,7 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
 
     Unlike `quantize`, which refuses them: an activation that overflowed must not stop the other rows.
     """
-    fmt = activations.FORMAT
+    fmt = q8_1_f32.FORMAT
     count = fmt.blocks_in(x.shape[-1], "activations")
     values = x.reshape(-1, fmt.weights) if x.size else x.reshape(0, fmt.weights)
     shape = *x.shape[:-1], count
@@ -131,7 +131,7 @@ def quantize_activations(x: NDArray[Any]) -> Tensor:
 
     def work(part: slice) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity become NaN in their own output row
-            blocks[part] = activations.encode(values[part].astype(np.float32, copy=False))
+            blocks[part] = q8_1_f32.encode(values[part].astype(np.float32, copy=False))
 
     for_slices(len(values), SLICE // fmt.weights, work)
     return Tensor(fmt, x.shape, blocks.reshape(shape))
@@ -157,8 +157,8 @@ def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     """Integer dot products of the codes, group by group."""
     q = x["qs"].astype(np.float32).reshape(len(x), -1)
     da, sa = (np.ascontiguousarray(x[name].T) for name in ("d", "s"))
-    width = min(activations.FORMAT.weights, w.format.group)
-    parts = activations.FORMAT.weights // width
+    width = min(q8_1_f32.FORMAT.weights, w.format.group)
+    parts = q8_1_f32.FORMAT.weights // width
     _multiply_groups(w, y, _by_group(q, width), da.repeat(parts, axis=0), sa if parts == 1 else None)
 
 
@@ -170,7 +170,7 @@ def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     values = x["qs"].astype(np.float32)
     with np.errstate(invalid="ignore"):  # infinity times zero is data
         values *= x["d"][..., None]
-        rest, of_group = None, w.format.group // activations.FORMAT.weights
+        rest, of_group = None, w.format.group // q8_1_f32.FORMAT.weights
         if of_group and (w.format.zero != 0 or w.format.has_minimum):
             rest = x["s"] - values.sum(axis=-1)
             rest = rest.reshape(len(x), -1, of_group).sum(axis=-1)

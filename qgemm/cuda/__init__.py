@@ -68,7 +68,7 @@ class CudaBackend:
     def quantize(self, x: Array, fmt: Format, importance: ArrayLike | None = None) -> DeviceTensor | Planes:
         """Values on a device -> a DeviceTensor of a matrix or, of kbit formats, Planes of any shape."""
         require("an array on a CUDA device")
-        return planes.quantize(x, fmt) if fmt.bit_planes else encode.quantize(x, fmt, importance)
+        return planes.quantize(x, fmt) if fmt.tile.bit_planes else encode.quantize(x, fmt, importance)
 
     def dequantize(self, w: DeviceTensor, dtype: DTypeLike) -> Any:
         """The weights as a CuPy array [N, K]."""

@@ -9,14 +9,14 @@ import numpy as np
 
 from qgemm.arguments import Activation, PreparedActivations
 from qgemm.arrays import as_cupy, like, stream_of
-from qgemm.codec.activations import FORMAT
 from qgemm.codec.format import Blocks
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.q8_1_f32 import FORMAT
 
 from .kernels.activations import quantize_groups_launch, quantize_launch
 from .layout import group_activations
-from .layout.activations import BLOCKS, DTYPE, ORDER, nbytes
+from .layout.q8_1_k_blocks import BLOCKS, DTYPE, ORDER, nbytes
 from .libraries import Library, cupy_library, library_of
 from .problem import C_TYPES
 

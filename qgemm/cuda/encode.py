@@ -15,9 +15,9 @@ from . import upload
 from .kernels.transforms import (
     ENCODE,
     ENCODE_GROUPS,
+    ENCODE_STATS,
     ENCODE_THREADS,
     ENCODE_WEIGHTED,
-    FOUND,
     blocks_per_warp,
     encodes,
     encodes_groups,
@@ -45,7 +45,7 @@ def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
         count = fmt.blocks_in(array.shape[1])
         weights = None if importance is None else _importance(array.shape, importance)
         blocks, checks = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt, weights)
-        refused = checks.get().view(FOUND)["refused"].min(initial=len(array) * count)
+        refused = checks.get().view(ENCODE_STATS)["refused"].min(initial=len(array) * count)
         fmt.check_first(array, int(refused), cupy.asnumpy, weights)
         return DeviceTensor(fmt, array.shape, *upload.pack(fmt, blocks, len(array), count))
 
@@ -64,7 +64,7 @@ def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple
     """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
 
     importance: float32, for all values, or for a whole number of blocks and then repeated. Both results are bytes on
-    the device: the blocks, in whole work items, and a FOUND by CTA.
+    the device: the blocks, in whole work items, and a ENCODE_STATS by CTA.
     """
     import cupy
 
@@ -75,7 +75,7 @@ def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple
     items, warps = -(-count // item), ENCODE_THREADS // 32
     ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-items // warps))
     blocks = cupy.empty(items * item * fmt.block_bytes, np.uint8)
-    checks = cupy.empty(ctas * FOUND.itemsize, np.uint8)
+    checks = cupy.empty(ctas * ENCODE_STATS.itemsize, np.uint8)
     if not count:
         return blocks, checks
     values, importance = _aligned(values), None if importance is None else _aligned(importance)

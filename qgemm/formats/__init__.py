@@ -1,8 +1,7 @@
 """The folder is the registry: every Format that a module here defines is in FORMATS.
 
-FORMATS finds those of the family of group formats (groups.py) by their names as well, but lists none of them.
-GGML_TYPES adds, by name and size only, the ggml types that no module defines, so that their tensors can be listed and
-copied.
+FORMATS also finds members of families (groups.py, f8.py, ...) by name, but does not list them. GGML_TYPES adds, by name
+and size only, the ggml types that no module defines, so that their tensors can be listed and copied.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  
 
 
 def of_family(name: str) -> Format | None:
-    """The format of this name that a function makes, of any family; None if there is none."""
-    return next((found for family in FAMILIES if (found := family(name)) is not None), None)
+    """The member of a family with this name; None if there is none."""
+    return next((fmt for family in FAMILIES if (fmt := family(name)) is not None), None)
 
 
 class Formats(Mapping[str, Format]):
-    """Formats by name in any case: FORMATS["Q4_0"] is FORMATS["q4_0"], by which it is listed; families are not."""
+    """Formats by name in any case: FORMATS["Q4_0"] is FORMATS["q4_0"]. Iteration lists no members of families."""
 
     def __init__(self, formats: Mapping[str, Format]) -> None:
         self._formats = dict(formats)
 
     def __getitem__(self, name: str) -> Format:
-        found = self._find(name)
-        if found is None:
+        fmt = self._find(name)
+        if fmt is None:
             names = [str(fmt) for fmt in self.values()]
             raise NameNotFoundError("there is no format", name, names, f"; there are {', '.join(names)}")
-        return found
+        return fmt
 
     def __contains__(self, name: object) -> bool:
         return self._find(name) is not None
@@ -50,8 +49,8 @@ class Formats(Mapping[str, Format]):
     def _find(self, name: object) -> Format | None:
         if not isinstance(name, str):
             return None
-        found = self._formats.get(name.lower())
-        return of_family(name) if found is None else found
+        fmt = self._formats.get(name.lower())
+        return of_family(name) if fmt is None else fmt
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._formats)
@@ -64,11 +63,11 @@ class Formats(Mapping[str, Format]):
 
 
 def _defined() -> dict[str, Format]:
-    found: dict[str, Format] = {}
+    formats: dict[str, Format] = {}
     for module in iter_modules(__path__):
         values = vars(import_module(f"{__name__}.{module.name}")).values()
-        found.update((value.name, value) for value in values if isinstance(value, Format))
-    return dict(sorted(found.items()))
+        formats.update((value.name, value) for value in values if isinstance(value, Format))
+    return dict(sorted(formats.items()))
 
 
 def _opaque(ggml_type: int, name: str, weights: int, size: int) -> Format:
@@ -78,31 +77,31 @@ def _opaque(ggml_type: int, name: str, weights: int, size: int) -> Format:
 FORMATS = Formats(_defined())
 
 _with_codec = {fmt.ggml_type: fmt for fmt in FORMATS.values() if fmt.ggml_type is not None}
-_known = {int(kind): _opaque(int(kind), kind.name.lower(), *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
-GGML_TYPES = MappingProxyType({**_known, **_with_codec})
+_by_size = {int(kind): _opaque(int(kind), kind.name.lower(), *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
+GGML_TYPES = MappingProxyType({**_by_size, **_with_codec})
 
 
-def _known_as(name: str) -> Format | None:
+def _registered(name: str) -> Format | None:
     listed = {fmt.name: fmt for fmt in (*GGML_TYPES.values(), *FORMATS.values())}
     return listed.get(name) or of_family(name)
 
 
 def _of_registry(name: str, codebook: bytes | None) -> Format:
-    """A format that was pickled or copied: the one here, or its variant with another codebook."""
-    found = _known_as(name)
-    assert found is not None
+    """The registered format of a pickled or copied one, or its variant with this codebook."""
+    fmt = _registered(name)
+    assert fmt is not None
     if codebook is None:
-        return found
-    assert found.variant is not None
-    return found.variant(np.frombuffer(codebook, np.float32), None)
+        return fmt
+    assert fmt.variant is not None
+    return fmt.variant(np.frombuffer(codebook, np.float32), None)
 
 
 def _reduced(fmt: Format) -> str | tuple[Any, ...]:
-    """How a format is pickled: by its name, for its functions need none of their own."""
-    known = _known_as(fmt.name)
-    if known == fmt:
+    """Pickles a registered format by its name, because its functions cannot be pickled."""
+    registered = _registered(fmt.name)
+    if registered == fmt:
         return _of_registry, (fmt.name, None)
-    if known is not None and known.variant is not None and fmt.codebook is not None:
+    if registered is not None and registered.variant is not None and fmt.codebook is not None:
         return _of_registry, (fmt.name, fmt.codebook.tobytes())
     return object.__reduce_ex__(fmt, 2)
 
@@ -111,12 +110,12 @@ copyreg.pickle(Format, _reduced)
 
 
 def format_of(name: str) -> Format:
-    """The format of this name, in any case; NameNotFoundError names those that are close."""
+    """The format of this name, in any case; NameNotFoundError lists similar names."""
     return FORMATS[name]
 
 
 def format_named(name: str | Format, to_write: bool = False) -> Format:
-    """The format of this name, in any case; UnsupportedError names those that are close, or all with an encoder."""
+    """The format of this name, in any case; UnsupportedError lists similar names, or all formats with an encoder."""
     if isinstance(name, Format):
         return name
     try:

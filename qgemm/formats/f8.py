@@ -1,17 +1,17 @@
-"""f8_e4m3 and f8_e5m2: numbers of eight bits, of which 32 to 256 of a row share a float32 scale, w = d * number.
+"""f8_e4m3 and f8_e5m2: 32 to 256 numbers of eight bits share a float32 scale, w = d * number.
 
     name      f8_e4m3 | f8_e5m2 _ g32 | g64 | g128 | g256
 
     offset  bytes    field
          0      4    d   float32 scale
-         4  weights  qs  a number each
+         4  weights  qs  byte j: the number of weight j
 
     e4m3: 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinity, 0x7f and 0xff are NaN
     e5m2: 1 sign, 5 exponent (bias 15), 2 mantissa bits: the high byte of a float16
 
-The matrices of FP8 checkpoints: a scale of the tensor, of a row or of 128 x 128 weights is repeated in each block, for
-1/8 bit a weight at 256. Made when they are asked for: FORMATS finds each by its name, and lists none. Kernels take
-e4m3's codes of NaN, which no encoder makes, for 480 and -480.
+FP8 checkpoints use these formats: each block repeats the scale of the tensor, of a row or of 128 x 128 weights, which
+costs 1/8 bit a weight at 256. Formats are built at first use: FORMATS finds them by name, and lists none. Kernels
+decode e4m3's codes of NaN, which no encoder writes, as 480 and -480.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec import e4m3
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import Floats, reciprocal
 from qgemm.codec.scales import absmax
 from qgemm.errors import UnsupportedError
 
 GROUPS = (32, 64, 128, 256)
-CODE_EXPONENT = {"e4m3": 8, "e5m2": 0}  # a code's bits as those of a half, of e4m3 shifted, times 2^this are the number
-LARGEST = {"e4m3": 480.0, "e5m2": 57344.0}  # of a finite number in kernels
-LEAST = np.float32(2.0**-125)  # of a scale: the reciprocal of a smaller one overflows
+CODE_EXPONENT = {"e4m3": 8, "e5m2": 0}  # the number is 2^this times the half with the code's bits (e4m3: shifted)
+MAX_LEVEL = {"e4m3": 480.0, "e5m2": 57344.0}  # the largest number in kernels
+MIN_SCALE = np.float32(2.0**-125)  # the reciprocal of a smaller scale overflows
 NAME = re.compile(r"f8_(e4m3|e5m2)_g(32|64|128|256)")
 
 
@@ -44,17 +44,17 @@ def f8_format(kind: str, group: int) -> Format:
     """The format of "e4m3" or "e5m2" with groups of 32, 64, 128 or 256, the same one at each call; UnsupportedError."""
     if kind not in NUMBERS or group not in GROUPS:
         raise UnsupportedError(f"a float8 format is of {', '.join(NUMBERS)}, groups of {GROUPS}; got {kind}, {group}")
-    return _made(kind, group)
+    return _built(kind, group)
 
 
 def named(name: str) -> Format | None:
-    """The format of this name, None if it is not one of these."""
-    found = NAME.fullmatch(name.lower())
-    return None if found is None else _made(found[1], int(found[2]))
+    """The format of this name; None for any other name."""
+    match = NAME.fullmatch(name.lower())
+    return None if match is None else _built(match[1], int(match[2]))
 
 
 @cache
-def _made(kind: str, group: int) -> Format:
+def _built(kind: str, group: int) -> Format:
     numbers = NUMBERS[kind]
     dtype = np.dtype([("d", "<f4"), ("qs", "u1", group)])
 
@@ -63,14 +63,14 @@ def _made(kind: str, group: int) -> Format:
         return Levels(numbers[blocks["qs"]][:, None], blocks["d"][:, None])
 
     finite = np.sort(numbers[np.isfinite(numbers) & ~np.signbit(numbers)])
-    most = finite[-1]
+    max_level = finite[-1]
     edges = (finite[:-1] + finite[1:]) / np.float32(2)  # exact; halves go to the even code
 
     def encode(x: Floats) -> Blocks:
         """Values [n, weights] -> blocks [n]: d = absmax / the largest number, the number nearest to x / d."""
-        d = absmax(x) / most
-        d = np.where(d < LEAST, np.float32(0), d)
-        size = np.minimum(np.abs(np.nan_to_num(x * reciprocal(d)[:, None])), most)
+        d = absmax(x) / max_level
+        d = np.where(d < MIN_SCALE, np.float32(0), d)
+        size = np.minimum(np.abs(np.nan_to_num(x * reciprocal(d)[:, None])), max_level)
         codes = np.searchsorted(edges, size)  # the lower of two that are equally near
         codes += (size == edges[np.minimum(codes, len(edges) - 1)]) & (codes % 2 == 1)
         return pack(Levels(codes.astype(np.uint8) | np.signbit(x).astype(np.uint8) << np.uint8(7), d))
@@ -85,5 +85,6 @@ def _made(kind: str, group: int) -> Format:
 
     return Format(
         f"f8_{kind}_g{group}", group, dtype, encode, levels, formula="d * number", pack=pack, family="f8",
-        slots={"qs": tuple(range(group))}, code_exponent=CODE_EXPONENT[kind], largest=LARGEST[kind],
+        declared_max_level=MAX_LEVEL[kind],
+        tile=TileLayout(slots={"qs": tuple(range(group))}, code_exponent=CODE_EXPONENT[kind]),
     )  # fmt: skip

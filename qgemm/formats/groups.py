@@ -1,7 +1,7 @@
-"""u1 to u8: groups of 32 to 256 weights, or rows, that share a scale and, in some, a zero: AWQ's, GPTQ's, HQQ's codes.
+"""u1 to u8: groups of weights, or rows, that share a scale and perhaps a zero: the codes of AWQ, GPTQ and HQQ.
 
     name      u BITS [z | f] _ g32 | g64 | g128 | g256 | row [_bf16]     u4_g128, u4z_g128, u3f_g64, u8_row, u4_g64_bf16
-    u4_...    w = d * (q - 8), the zero in the middle of the codes; of one bit w = d * (2 q - 1)
+    u4_...    w = d * (q - 8), the zero in the middle of the codes; one bit: w = d * (2 q - 1)
     u4z_...   w = d * (q - z), z an integer of each group
     u4f_...   w = d * (q - z), z a float16 of each group
 
@@ -10,10 +10,10 @@
     0, z: 1, f: 2        z   the zero, u8 or float16
     bits * weights / 8   qs, and for 3, 5, 6 and 7 bits hmask, qh, qt: the codes (qgemm/codec/group_codes.py)
 
-Blocks of a row format have 256 weights and each a copy of the row's scale and zero: 1/16 bit a weight, for which tiles
-and kernels need to know nothing of rows.
+Blocks of a row format have 256 weights and a copy of the row's scale and zero. That costs 1/16 bit a weight, and keeps
+tiles and kernels independent of rows.
 
-There are 240 of them, made when they are asked for: FORMATS finds each by its name, and lists none.
+The 240 formats are built at first use: FORMATS finds them by name, and lists none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec import group_codes
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.group_codes import FIELDS, Fit, Rounding, integer_zero
 from qgemm.codec.layouts import overlapping, seven_bits
 from qgemm.codec.packing import Floats, to_float16
@@ -38,17 +38,17 @@ from .plain import encode_bf16
 BITS, GROUPS = range(1, 9), (32, 64, 128, 256, None)
 ROW = 256  # weights of a block where a whole row shares a scale
 NAME = re.compile(r"u([1-8])([zf]?)_(?:g(32|64|128|256)|row)(_bf16)?")
-# What stands for the family in tests, and in what CI compiles: every number of bits, every group with four bits, every
-# kind of zero and scale.
+# Members that stand for the family in tests and in CI's compilations: every number of bits, every group with four bits,
+# every kind of zero and scale.
 REPRESENTATIVES = (
     "u1_g128", "u2z_g128", "u3_g128", "u4z_g128", "u5_g128_bf16", "u6f_g128", "u7_g128", "u8z_g128",
     "u4_g32", "u4f_g64", "u4_g256", "u4z_row_bf16",
 )  # fmt: skip
-BF16_LIMIT = 2.0**126  # a range of twice as much is still finite
+BF16_LIMIT = 2.0**126  # a range of twice this is still finite
 
 
 class Zero(NamedTuple):
-    """A kind of zeros: what it adds to a name, its dtype and how a number becomes one of it; None: no field."""
+    """A kind of zeros: its letter in a name, its dtype (None: no field), and how numbers are rounded to it."""
 
     letter: str
     dtype: str | None
@@ -72,29 +72,29 @@ ZEROS = {
 
 
 def group_format(bits: int, group: int | None, *, scale: str = "f16", zero: str = "none") -> Format:
-    """The format of groups of so many weights, None a whole row, of codes of so many bits; the same one at each call.
+    """The format of groups of `group` weights, None for whole rows, with codes of `bits` bits, cached.
 
     bits: 1 to 8. group: 32, 64, 128, 256. scale: "f16", "bf16". zero: "none", "int", "float". Else UnsupportedError.
     """
-    wanted = (("bits", bits, BITS), ("group", group, GROUPS), ("scale", scale, SCALES), ("zero", zero, ZEROS))
-    for what, value, known in wanted:
-        if value not in known:
-            raise UnsupportedError(f"a group format has {what} {', '.join(map(repr, known))}; got {value!r}")
-    return _made(bits, group, scale, zero)
+    options = (("bits", bits, BITS), ("group", group, GROUPS), ("scale", scale, SCALES), ("zero", zero, ZEROS))
+    for option, value, choices in options:
+        if value not in choices:
+            raise UnsupportedError(f"a group format has {option} {', '.join(map(repr, choices))}; got {value!r}")
+    return _built(bits, group, scale, zero)
 
 
 def named(name: str) -> Format | None:
-    """The format of this name, None if it is not one of these."""
-    found = NAME.fullmatch(name.lower())
-    if found is None:
+    """The format of this name; None for any other name."""
+    match = NAME.fullmatch(name.lower())
+    if match is None:
         return None
-    bits, letter, group, suffix = found.groups()
-    zero = next(kind for kind, of in ZEROS.items() if of.letter == letter)
-    return _made(int(bits), int(group) if group else None, "bf16" if suffix else "f16", zero)
+    bits, letter, group, suffix = match.groups()
+    zero = next(kind for kind, zeros in ZEROS.items() if zeros.letter == letter)
+    return _built(int(bits), int(group) if group else None, "bf16" if suffix else "f16", zero)
 
 
 @cache
-def _made(bits: int, group: int | None, scale: str, zero: str) -> Format:
+def _built(bits: int, group: int | None, scale: str, zero: str) -> Format:
     of_scale, of_zero = SCALES[scale], ZEROS[zero]
     weights = ROW if group is None else group
     name = f"u{bits}{of_zero.letter}_{'row' if group is None else f'g{group}'}{of_scale.suffix}"
@@ -117,17 +117,17 @@ def _made(bits: int, group: int | None, scale: str, zero: str) -> Format:
         return group_codes.with_zero(x, bits, rounded, of_zero.rounded)
 
     def blocks_of(fit: Fit) -> Blocks:
-        """Codes [n, k], scales and zeros [n] of groups, or of rows whose blocks have copies of them."""
+        """A fit of groups or rows -> their blocks; each block of a row gets a copy of its scale and zero."""
         copies = fit.codes.shape[1] // weights
         scale, zero = (None if part is None else part.repeat(copies) for part in (fit.scale, fit.zero))
         return pack(Levels(fit.codes.reshape(-1, weights), scale, zero=0 if zero is None else zero))
 
     def encode(x: Floats) -> Blocks:
-        """Values [n, weights], of a row format [n, K] -> blocks [n, ...], one after the other: to nearest."""
+        """Values [n, weights], or [n, K] for a row format -> blocks [n, ...] in order, rounded to nearest."""
         return blocks_of(nearest(x))
 
     def weighted(x: Floats, importance: Floats) -> Blocks:
-        """The same by a search for the least squared error, each weighed by its importance."""
+        """The same by a search for the least squared error, weighted by importance."""
         if plus_minus:
             return blocks_of(group_codes.one_bit(x, rounded, importance))
         return blocks_of(group_codes.searched(x, importance, nearest(x), bits, rounded, of_zero.rounded))
@@ -157,12 +157,18 @@ def _made(bits: int, group: int | None, scale: str, zero: str) -> Format:
     numbers = [field for field, kind in (("d", of_scale.dtype), ("z", of_zero.dtype)) if kind in ("u1", "<u2")]
     return Format(
         name, weights, dtype, encode, levels, formula="d * (2 * q - 1)" if plus_minus else f"d * (q - {symbol})",
-        slots={field: group_codes.slots(part, weights) for field, part in FIELDS[bits].items()},
-        limit=of_scale.limit, codebook=SIGNS if plus_minus else None, number_bytes=tuple(numbers),
-        ordinary=({"d": (0x3A00, 0x3D00)} if scale == "bf16" else {}), pack=pack,
-        weighted=weighted, to_tile=None if tiled is None else tiled.to_tile,
-        from_tile=None if tiled is None else tiled.from_tile, family="groups",
-        zero_field="" if of_zero.dtype is None else "z", whole_rows=group is None,
+        codebook=SIGNS if plus_minus else None, pack=pack, family="groups",
+        zero_field="" if of_zero.dtype is None else "z",
+        tile=TileLayout(
+            slots={field: group_codes.slots(part, weights) for field, part in FIELDS[bits].items()},
+            number_bytes=tuple(numbers), to_tile=None if tiled is None else tiled.to_tile,
+            from_tile=None if tiled is None else tiled.from_tile,
+            bytes_are_levels=of_zero.dtype is None and bits in (3, 8),
+        ),
+        encoding=Encoding(
+            limit=of_scale.limit, ordinary=({"d": (0x3A00, 0x3D00)} if scale == "bf16" else {}), weighted=weighted,
+            whole_rows=group is None,
+        ),
     )  # fmt: skip
 
 

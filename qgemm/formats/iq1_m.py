@@ -2,12 +2,13 @@
 
 offset  bytes  field
      0     32  qs      byte j: the point of weights 8 j, its low eight bits
-    32     16  qh      of group g a nibble for each of its points: the high three bits; bit 3: whether delta is -1/8
-    48      8  scales  of groups 4 i word i: three bits of sc each, and in bits 12 to 15 those from 4 i on of d, float16
+    32     16  qh      nibble i of byte g: the high three bits of point i of group g; bit 3: whether delta is -1/8
+    48      8  scales  word i: sc of groups 4 i to 4 i + 3 in three bits each; bits 12 to 15: bits 4 i to 4 i + 3 of d,
+                       a float16
 
-w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. Codes are 8 * (level + delta); to kernels that is a grid of 4096
-points, delta being the highest bit of their index.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. Codes are 8 * (level + delta); for kernels that is a grid of 4096
+points, whose index has delta as its highest bit.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec import grids, ternary_grid
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
@@ -29,19 +30,19 @@ KIND = ternary_grid.Ternary(GROUPS, parts=2, least=1e-7, fudge=1.1125, refit=Tru
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/ternary_grid.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/ternary_grid.py)."""
     return ternary_grid.encode(KIND, x, importance, pack)
 
 
 def scale(blocks: Blocks) -> Halves:
     """Blocks [...] -> d [...]."""
     nibbles = (blocks["scales"] >> 12).astype(np.uint16) << NIBBLES
-    found: Halves = np.bitwise_or.reduce(nibbles, axis=-1).view(np.float16)
-    return found
+    scale: Halves = np.bitwise_or.reduce(nibbles, axis=-1).view(np.float16)
+    return scale
 
 
 def set_scale(blocks: Blocks, d: Halves) -> None:
-    """d [...] into blocks [...]."""
+    """Writes d [...] into blocks [...]."""
     nibbles = d.view(np.uint16)[..., None] >> NIBBLES << np.uint16(12)
     blocks["scales"] = blocks["scales"] & np.uint16(0xFFF) | nibbles
 
@@ -83,6 +84,7 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq1_m", 256, DTYPE, encode, levels, ggml_type=29, formula="d * (2 * sc + 1) * (grid[q] + delta)",
-    weighted=encode, grid=GRID, code_exponent=24,
     scattered_scale=scale, scatter_scale=set_scale,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

@@ -3,12 +3,12 @@
 offset  bytes  field
      0      2  d   float16 scale of the sc
      2     32  qs  byte j: the point of weights 8 j, its low eight bits
-    34     16  qh  of group g a word: the high three bits of its points i from bit 3 i on, sc in bits 12 to 14, in
-                   bit 15 whether delta is -1/8
+    34     16  qh  word g: the high three bits of point i of group g from bit 3 i on, sc in bits 12 to 14, in bit 15
+                   whether delta is -1/8
 
-w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. Codes are 8 * level, their scale is an
-eighth, and the minimum that or minus that; where d is zero or infinite codes are 8 * (level + delta), the minimum -0.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+w = d * (2 sc + 1) * (level + delta), levels -1, 0, 1. Codes are 8 * level, with an eighth of the scale,
+and the minimum is plus or minus that; where d is zero or infinite codes are 8 * (level + delta) and the minimum is -0.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 from qgemm.codec import grids, ternary_grid
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves
@@ -29,7 +29,7 @@ KIND = ternary_grid.Ternary(GROUPS, parts=1, least=1e-12, fudge=1.125)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/ternary_grid.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/ternary_grid.py)."""
     return ternary_grid.encode(KIND, x, importance, pack)
 
 
@@ -55,8 +55,8 @@ def levels(blocks: Blocks) -> Levels:
     sc = (blocks["qh"] >> np.uint16(12) & np.uint16(7)).astype(np.uint8)
     scale = grids.odd_scales(blocks["d"], sc, 1 / 8)
     codes, sign = points()[index].reshape(-1, 8, 32), np.where(blocks["qh"] >> np.uint16(15), np.int8(-1), np.int8(1))
-    # Times a level of 0 an infinite scale is no number, and plus the minimum a zero loses its sign: these have the sign
-    # in their codes.
+    # An infinite scale times a level of 0 would be NaN, and a zero would lose its sign in the sum with the minimum: in
+    # these cases codes include the sign.
     alone = np.isinf(scale) | (scale == 0)
     codes = codes + (sign * alone)[:, :, None] if alone.any() else codes
     return Levels(codes, scale, np.where(alone, np.float32(-0.0), sign * scale))
@@ -76,5 +76,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq1_s", 256, DTYPE, encode, levels, ggml_type=19, formula="d * (2 * sc + 1) * (grid[q] + delta)",
-    weighted=encode, grid=GRID, code_exponent=0, needs_importance=True,
+    tile=TileLayout(grid=GRID, code_exponent=0),
+    encoding=Encoding(weighted=encode, needs_importance=True),
 )  # fmt: skip

@@ -8,7 +8,7 @@ offset  bytes  field
     74      8  scales  byte g: sc of group 2 g in the low nibble, of group 2 g + 1 in the high
 
 w = d * (sc + 1/2) / 4 * level of the point, with its sign.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec import grids, lattice
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
@@ -26,7 +26,7 @@ KIND = lattice.Lattice("IQ2_S", 16, False, steps=9, step=0.1, least=1e-8, fudge=
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/lattice.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/lattice.py)."""
     return lattice.encode(KIND, x, importance, pack)
 
 
@@ -56,5 +56,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq2_s", 256, DTYPE, encode, levels, ggml_type=22, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=24,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

@@ -6,7 +6,7 @@ offset  bytes  field
     66      8  scales  byte g: sc of group 2 g in the low nibble, of group 2 g + 1 in the high
 
 w = d * (sc + 1/2) / 4 * level of the point, with its sign.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec import grids, lattice
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
@@ -24,7 +24,7 @@ KIND = lattice.Lattice("IQ2_XS", 16, True, steps=9, step=0.1, least=1e-15, fudge
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/lattice.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/lattice.py)."""
     return lattice.encode(KIND, x, importance, pack)
 
 
@@ -53,5 +53,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq2_xs", 256, DTYPE, encode, levels, ggml_type=17, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=24, needs_importance=True,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode, needs_importance=True),
 )  # fmt: skip

@@ -2,11 +2,12 @@
 
 offset  bytes  field
      0      2  d   float16 scale of the sc
-     2     64  qs  of group g two words: the points of weights 8 j in byte j of the first; in the second seven signs
-                   of weights 8 j from bit 7 j on, the eighth of which makes the minuses even, and sc in bits 28 to 31
+     2     64  qs  two words of group g: byte j of the first is the point of weights 8 j; the second has the first seven
+                   signs of weights 8 j from bit 7 j on (the eighth makes the number of minuses even), and sc in bits
+                   28 to 31
 
 w = d * (sc + 1/2) / 4 * level of the point, with its sign.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec import grids, lattice
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves, Words
@@ -24,7 +25,7 @@ KIND = lattice.Lattice("IQ2_XXS", 32, True, steps=6, step=0.1, least=1e-15, fudg
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/lattice.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/lattice.py)."""
     return lattice.encode(KIND, x, importance, pack)
 
 
@@ -70,5 +71,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq2_xxs", 256, DTYPE, encode, levels, ggml_type=16, formula="d * (sc + 1/2) / 4 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=24, needs_importance=True,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode, needs_importance=True),
 )  # fmt: skip

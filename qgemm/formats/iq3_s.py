@@ -8,7 +8,7 @@ offset  bytes  field
    106      4  scales  byte g: sc of group 2 g in the low nibble, of group 2 g + 1 in the high
 
 w = d * (2 sc + 1) * level of the point, with its sign.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec import grids, lattice
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_slots, unpack_slots
 
 DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)])
 KIND = lattice.Lattice(
-    "IQ3_S", 32, False, 9, 0.2, least=1e-45, fudge=1.033, means=2, flat=0, all_again=True, gapless=True
+    "IQ3_S", 32, False, 9, 0.2, least=1e-45, fudge=1.033, means=2, flat=0, refit_all=True, gapless=True
 )
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/lattice.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/lattice.py)."""
     return lattice.encode(KIND, x, importance, pack)
 
 
@@ -58,5 +58,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq3_s", 256, DTYPE, encode, levels, ggml_type=21, formula="d * (2 * sc + 1) * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=24,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

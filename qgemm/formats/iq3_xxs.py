@@ -3,10 +3,10 @@
 offset  bytes  field
      0      2  d     float16 scale of the sc
      2     64  qs    byte j: the point of weights 4 j
-    66     32  rest  of group g a word: signs and sc as in iq2_xxs
+    66     32  rest  word g: signs and sc of group g as in iq2_xxs
 
 w = d * (sc + 1/2) / 2 * level of the point, with its sign.
-A device tile has their bits as qgemm/codec/layouts/grid.py tells.
+qgemm/codec/layouts/grid.py describes the layout of a device tile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec import grids, lattice
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.grids import Indices
 from qgemm.codec.layouts import grid
 from qgemm.codec.packing import Bytes, Floats, Halves
@@ -26,7 +26,7 @@ KIND = lattice.Lattice("IQ3_XXS", 32, True, steps=15, step=0.2, least=1e-8, fudg
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/lattice.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/lattice.py)."""
     return lattice.encode(KIND, x, importance, pack)
 
 
@@ -57,5 +57,6 @@ GRID = grid.Grid(
 )  # fmt: skip
 FORMAT = Format(
     "iq3_xxs", 256, DTYPE, encode, levels, ggml_type=18, formula="d * (sc + 1/2) / 2 * sign * grid[q]",
-    weighted=encode, grid=GRID, code_exponent=24,
+    tile=TileLayout(grid=GRID, code_exponent=24),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

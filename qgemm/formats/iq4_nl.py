@@ -7,8 +7,8 @@ offset  bytes  field
 q        0     1    2    3    4    5    6    7  8   9  10  11  12  13  14   15
 value -127  -104  -83  -65  -49  -35  -22  -10  1  13  25  38  53  69  89  113
 
-In a word of a device tile (qgemm/cuda/layout/tile.py) the codes of row g are the lower half, those of row g + 8 the
-upper, each in the order of their columns: four codes side by side select four bytes of a table at once.
+In a word of a device tile (qgemm/cuda/layout/tile.py) the codes of row g are the lower half, the codes of row g + 8 the
+upper half, in the order of their columns: four codes side by side select four bytes of a table at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec.compiled import compilable
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import HALVES, Bytes, Floats, LaneWords, pack_nibbles, reciprocal, to_float16, unpack_nibbles
 from qgemm.codec.scales import absmax, signed_absmax
 from qgemm.codec.search import total
@@ -25,17 +25,17 @@ DTYPE = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 CODEBOOK = VALUES.astype(np.float32)
 CODEBOOK.flags.writeable = False
-LEAST = np.float32(1e-15)  # blocks with no larger magnitude are zeros to ggml
+MIN_MAGNITUDE = np.float32(1e-15)  # ggml encodes blocks without a larger magnitude as zeros
 STEPS = 7  # on either side
-PAIRED = (0, 2, 1, 3)  # of a lane's columns 2t, 2t + 8, 2t + 1, 2t + 9 of a row the nibble in a tile
+PAIRED = (0, 2, 1, 3)  # the nibble in a tile of columns 2t, 2t + 8, 2t + 1, 2t + 9 of a row
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 32], and what each weighs -> blocks [n]: the d of least error of 16 tries, q nearest to x / d.
+    """Values [n, 32] and their importance -> blocks [n]: the d of least error of 16 tries, q nearest to x / d.
 
-    Each try takes the value of largest magnitude for 127 or one of -134 to -120, which gives the codes; their d follows
-    from least squares. Squares are weighted by x^2, with an importance by importance * sqrt(twice their mean + x^2),
-    and summed in the order of the weights, since bytes depend on it.
+    Each try maps the value of largest magnitude to 127 or to one of -134 to -120, which gives the codes; their d
+    follows from least squares. Squares of errors are weighted by x^2, with an importance by
+    importance * sqrt(2 mean(x^2) + x^2), and summed in the order of the weights, since bytes depend on it.
     """
     d, codes = fitted(x, importance)
     blocks = np.empty(len(x), DTYPE)
@@ -46,7 +46,7 @@ def encode(x: Floats, importance: Floats | None = None) -> Blocks:
 
 @compilable
 def fitted(x: Floats, importance: Floats | None) -> tuple[Floats, Bytes]:
-    """Blocks [n, 32], and what each weighs -> d [n], codes [n, 32]."""
+    """Blocks [n, 32] and their importance -> d [n], codes [n, 32]."""
     with np.errstate(all="ignore"):  # candidates may overflow
         weights = x * x
         if importance is not None:
@@ -57,14 +57,14 @@ def fitted(x: Floats, importance: Floats | None) -> tuple[Floats, Bytes]:
 
 
 def scales(x: Floats, weights: Floats) -> Floats:
-    """Blocks [n, 32], what the square of each error weighs -> their scales [n], 0 for blocks of zeros."""
-    zeros, of, squares = absmax(x) < LEAST, _columns(x), _columns(weights)
-    largest = np.broadcast_to(signed_absmax(x), of.shape[1:])
-    products, norms = _sums(np.float32(1) / (largest / np.float32(127)), of, squares)
-    d = np.where(norms > 0, products / norms, np.float32(0))  # where nothing weighs
+    """Blocks [n, 32], weights of squared errors [n, 32] -> scales [n], 0 for blocks of zeros."""
+    zeros, columns, squares = absmax(x) < MIN_MAGNITUDE, _columns(x), _columns(weights)
+    largest = np.broadcast_to(signed_absmax(x), columns.shape[1:])
+    products, norms = _sums(np.float32(1) / (largest / np.float32(127)), columns, squares)
+    d = np.where(norms > 0, products / norms, np.float32(0))  # 0 where all weights are 0
     best = d * products
     for step in range(-STEPS, STEPS + 1):
-        products, norms = _sums((CODEBOOK[0] + np.float32(step)) / largest, of, squares)
+        products, norms = _sums((CODEBOOK[0] + np.float32(step)) / largest, columns, squares)
         better = (norms > 0) & (products * products > best * norms)
         d = np.where(better, products / norms, d)
         best = np.where(better, d * products, best)
@@ -72,7 +72,7 @@ def scales(x: Floats, weights: Floats) -> Floats:
 
 
 def _columns(values: Floats) -> Floats:
-    """Blocks [n, 32] -> [32, n], n > 1: sums over a block are sums over rows, but NumPy's over a single column."""
+    """Blocks [n, 32] -> [32, n], n > 1: NumPy sums a block row by row, but a single column in another order."""
     return np.ascontiguousarray((np.repeat(values, 2, axis=0) if len(values) == 1 else values).T)
 
 
@@ -80,11 +80,11 @@ def _sums(inverse: Floats, x: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """For x [32, n] and 1 / d [n]: the sums of weight * value * x and of weight * value * value, [n] each."""
     values = CODEBOOK.take(nearest(inverse * x))
     weighted = weights * values
-    return np.float32(0) + total(weighted * x), total(weighted * values)  # of -0 and +0, C has +0
+    return np.float32(0) + total(weighted * x), total(weighted * values)  # C returns +0, not -0
 
 
 def nearest(x: Floats) -> Bytes:
-    """Values [...] -> the codes of the nearest values, the upper of two; differences in float32. NaN gets any code."""
+    """Values [...] -> the codes of the nearest values, ties of float32 differences go up. NaN gets any code."""
     below = np.zeros(x.shape, np.uint8)
     for value in CODEBOOK[1:-1]:
         below += x >= value
@@ -98,7 +98,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 def to_tile(nibbles: LaneWords) -> LaneWords:
-    """Words of eight codes, two rows' in a byte -> a row's in each half, those of adjacent columns in a byte."""
+    """Words of eight codes, both rows in each byte -> a row in each half, adjacent columns in a byte."""
     words = nibbles["qs"]
     tiled = np.zeros_like(words)
     for j, to in enumerate(PAIRED):
@@ -110,12 +110,13 @@ def from_tile(words: LaneWords) -> LaneWords:
     """The inverse of `to_tile`."""
     tiled = words["qs"]
     nibbles = np.zeros_like(tiled)
-    for j, at in enumerate(PAIRED):
-        nibbles |= (tiled >> 4 * at & 15) << 8 * j | (tiled >> 16 + 4 * at & 15) << 8 * j + 4
+    for j, nibble in enumerate(PAIRED):
+        nibbles |= (tiled >> 4 * nibble & 15) << 8 * j | (tiled >> 16 + 4 * nibble & 15) << 8 * j + 4
     return {"qs": nibbles}
 
 
 FORMAT = Format(
-    "iq4_nl", 32, DTYPE, encode, levels, ggml_type=20, formula="d * codebook[q]", slots={"qs": HALVES},
-    codebook=CODEBOOK, weighted=encode, to_tile=to_tile, from_tile=from_tile, code_exponent=0, pair_lookup=True,
+    "iq4_nl", 32, DTYPE, encode, levels, ggml_type=20, formula="d * codebook[q]", codebook=CODEBOOK,
+    tile=TileLayout(slots={"qs": HALVES}, to_tile=to_tile, from_tile=from_tile, code_exponent=0, pair_lookup=True),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

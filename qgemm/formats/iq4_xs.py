@@ -6,7 +6,7 @@ offset  bytes  field
      4      4  scales_l  the low four bits of sc + 32: of group 2i in the low nibble of byte i, of 2i + 1 in the high
      8    128  qs        byte 16 g + j: weight 32 g + j in the low nibble, weight 32 g + j + 16 in the high   (j < 16)
 
-A device tile has the codes as that of iq4_nl.
+Codes lie in a device tile as those of iq4_nl.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec.compiled import compilable
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import (
     HALVES,
     Bytes,
@@ -33,13 +33,13 @@ from . import iq4_nl
 DTYPE = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 128)])
 GROUPS, ZERO = 8, 32
 SLOTS = {"qs": tuple(32 * g + weight for g in range(GROUPS) for weight in HALVES)}
-SHARE = 256  # super-blocks at a time: what lies in a core's cache
+SHARE = 256  # super-blocks at a time: they fit in a core's cache
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n]: groups as blocks of iq4_nl, their scales rounded.
+    """Values [n, 256] and their importance -> blocks [n]: groups as blocks of iq4_nl, their scales rounded.
 
-    An importance counts beside twice the mean square of the super-block.
+    An importance is multiplied by sqrt(twice the mean square of the super-block + x^2).
     """
     blocks = np.empty(len(x), DTYPE)
     for start in range(0, len(x), SHARE):
@@ -61,13 +61,15 @@ def _encoded(x: Floats, importance: Floats | None) -> Blocks:
 
 @compilable
 def fitted(x: Floats, importance: Floats | None) -> tuple[Floats, NDArray[np.int8], Bytes]:
-    """Super-blocks [n, 256], and what each weighs -> d [n], sc [n, 8], codes [n, 256]."""
+    """Super-blocks [n, 256] and their importance -> d [n], sc [n, 8], codes [n, 256]."""
     groups = x.reshape(-1, 32)
-    with np.errstate(all="ignore"):  # candidates of no worth may overflow
+    with np.errstate(all="ignore"):  # losing candidates may overflow
         squares = x * x
         weights = squares.reshape(-1, 32)
         if importance is not None:
-            twice = np.repeat(squares, 2, axis=0) if len(x) == 1 else squares  # a single column has another order
+            twice = (
+                np.repeat(squares, 2, axis=0) if len(x) == 1 else squares
+            )  # NumPy would sum a single column in another order
             means = (total(np.ascontiguousarray(twice.T)) * np.float32(2 / 256))[: len(x)]
             weights = (importance * np.sqrt(means[:, None] + squares)).reshape(-1, 32)
         scales = iq4_nl.scales(groups, weights).reshape(-1, GROUPS)
@@ -90,7 +92,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "iq4_xs", 256, DTYPE, encode, levels, ggml_type=23, formula="d * sc * codebook[q]", slots=SLOTS,
-    codebook=iq4_nl.CODEBOOK, weighted=encode, to_tile=iq4_nl.to_tile, from_tile=iq4_nl.from_tile,
-    code_exponent=0, pair_lookup=True,
+    "iq4_xs", 256, DTYPE, encode, levels, ggml_type=23, formula="d * sc * codebook[q]", codebook=iq4_nl.CODEBOOK,
+    tile=TileLayout(slots=SLOTS, to_tile=iq4_nl.to_tile, from_tile=iq4_nl.from_tile, code_exponent=0, pair_lookup=True),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

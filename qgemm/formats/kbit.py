@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qgemm.codec import scales
-from qgemm.codec.codebook import LEAST, checked, nearest, normal_float
+from qgemm.codec.codebook import MIN_ABSMAX, checked, nearest, normal_float
 from qgemm.codec.e4m4 import LIMIT, decode_e4m4, nearest_e4m4
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import IN_ORDER, Floats, pack_bit_planes, to_float16, unpack_bit_planes
 from qgemm.codec.scales import StoredScale
 from qgemm.errors import UnsupportedError
@@ -35,31 +35,31 @@ FLOAT32 = StoredScale("<f4", "_f32", lambda absmax: absmax, lambda absmax: absma
 
 
 def kbit(bits: int, absmax: str = "e4m4", codebook: ArrayLike | None = None) -> Format:
-    """The format of so many bits with this kind of absmax and this codebook.
+    """The format of `bits` bits with this kind of absmax and this codebook.
 
     UnsupportedError for another kind of absmax, CodebookError for a codebook that is not 2^bits finite numbers.
     """
     if absmax not in ABSMAX:
         raise UnsupportedError(f"KBIT{bits}: absmax is {' or '.join(map(repr, ABSMAX))}, got {absmax!r}")
-    return _made(bits, absmax, ABSMAX[absmax], codebook)
+    return _built(bits, absmax, ABSMAX[absmax], codebook)
 
 
 def kbit_float32(bits: int, codebook: ArrayLike) -> Format:
-    """The format of so many bits with this codebook and a float32 absmax, kbit4_f32 of bitsandbytes' tensors.
+    """The format of `bits` bits with this codebook and a float32 absmax, kbit4_f32 of bitsandbytes' tensors.
 
     FORMATS does not list it, and a GPU does not quantize to it. CodebookError for a codebook that is not 2^bits finite
     numbers.
     """
-    return _made(bits, "float32", FLOAT32, codebook)
+    return _built(bits, "float32", FLOAT32, codebook)
 
 
 def named(name: str) -> Format | None:
     """The format with a float32 absmax of this name, with the default codebook; None if it is not one of these."""
-    found = re.fullmatch(r"kbit([2-5])_f32", name.lower())
-    return None if found is None else kbit_float32(int(found[1]), normal_float(int(found[1])))
+    match = re.fullmatch(r"kbit([2-5])_f32", name.lower())
+    return None if match is None else kbit_float32(int(match[1]), normal_float(int(match[1])))
 
 
-def _made(bits: int, own: str, kind: StoredScale, codebook: ArrayLike | None) -> Format:
+def _built(bits: int, own: str, kind: StoredScale, codebook: ArrayLike | None) -> Format:
     name = f"kbit{bits}{kind.suffix}"
     book = checked(normal_float(bits) if codebook is None else codebook, bits, name.upper())
     dtype = np.dtype([("absmax", kind.dtype), ("planes", "<u4", bits)])
@@ -69,7 +69,7 @@ def _made(bits: int, own: str, kind: StoredScale, codebook: ArrayLike | None) ->
         largest = scales.absmax(x)
         blocks = np.empty(len(x), dtype)
         blocks["absmax"] = kind.encode(largest)
-        scaled = np.divide(x, np.maximum(largest, LEAST)[:, None], dtype=np.float32)
+        scaled = np.divide(x, np.maximum(largest, MIN_ABSMAX)[:, None], dtype=np.float32)
         blocks["planes"] = pack_bit_planes(nearest(scaled, book), bits)
         return blocks
 
@@ -92,11 +92,10 @@ def _made(bits: int, own: str, kind: StoredScale, codebook: ArrayLike | None) ->
 
     small, exact = kind.dtype == "u1", kind is FLOAT32
     return Format(
-        name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]",
-        slots={"planes": IN_ORDER}, bit_planes=True, limit=kind.limit, codebook=book,
-        variant=variant, stored_in_parts=not exact, pack=pack if exact else None,
-        ordinary={"absmax": (0x20, 0x40)} if small else {}, number_bytes=("absmax",) if small else (),
-        family="codebook" if exact else "",
+        name, WEIGHTS, dtype, encode, levels, formula="absmax * codebook[q]", codebook=book, variant=variant,
+        stored_in_parts=not exact, pack=pack if exact else None, family="codebook" if exact else "",
+        tile=TileLayout(slots={"planes": IN_ORDER}, bit_planes=True, number_bytes=("absmax",) if small else ()),
+        encoding=Encoding(limit=kind.limit, ordinary={"absmax": (0x20, 0x40)} if small else {}),
     )  # fmt: skip
 
 

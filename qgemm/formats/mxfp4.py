@@ -1,4 +1,4 @@
-"""mxfp4: 32 weights share a power of two, w = 2^(e - 128) * v with v twice the e2m1 number that a code stands for.
+"""mxfp4: 32 weights share a power of two, w = 2^(e - 128) * v, v being twice the e2m1 number of the code.
 
 offset  bytes  field
      0      1  e   exponent, every value a number (the OCP standard calls 255 NaN, ggml does not)
@@ -7,14 +7,14 @@ offset  bytes  field
 code  0  1  2  3  4  5  6   7  8   9  10  11  12  13  14   15
 v     0  1  2  3  4  6  8  12  0  -1  -2  -3  -4  -6  -8  -12
 
-With the sign of a code at bit 15 and its other bits at 9 to 11, a half is v / 2^15 (CODE_EXPONENT). So that few
-instructions bring them there, the eight codes of a word w of a device tile (qgemm/cuda/layout/tile.py) are, as halves
-two by two,
+The half with the sign of a code at bit 15 and its other bits at 9 to 11 is v / 2^15 (CODE_EXPONENT). So that few
+instructions decode them, the eight codes of a word w of a device tile (qgemm/cuda/layout/tile.py) are, as four pairs of
+halves,
 
-    w << 9,  w << 6,  w << 2 ^ w >> 3,  w ^ w >> 3    each of them masked by 0x8e008e00:
+    w << 9,  w << 6,  w << 2 ^ w >> 3,  w ^ w >> 3    masked by 0x8e008e00:
 
-columns 2t and 2t + 1 of row g, of row g + 8, then columns 2t + 8 and 2t + 9 of both. If bits were only moved it would
-take more instructions: of three codes' places, each shifted by any amount, two overlap.
+columns 2t and 2t + 1 of row g, of row g + 8, then columns 2t + 8 and 2t + 9 of both. A layout that only moves bits
+needs more instructions: the places of three codes cannot be shifted so that no two overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import HALVES, Bytes, Floats, LaneWords, pack_nibbles, unpack_nibbles
 from qgemm.codec.scales import absmax
 
@@ -42,7 +42,7 @@ def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: e = floor(log2(absmax)) - 2 + 127, the nearest v, the lower code of two."""
     blocks = np.empty(len(x), DTYPE)
     blocks["e"] = e = exponents(absmax(x))
-    with np.errstate(over="ignore"):  # a level beyond float32 is infinite, so its edge is too: it is never the nearest
+    with np.errstate(over="ignore"):  # a level beyond float32 is infinite, and so is its edge: it is never the nearest
         levels = SCALES[e][:, None] * MAGNITUDES  # [n, 8]
     edges = levels[:, :-1] / 2 + levels[:, 1:] / 2  # exact, subnormal ones as well
     size, codes = np.abs(x), np.zeros(x.shape, np.uint8)
@@ -59,8 +59,8 @@ def exponents(largest: Floats) -> Bytes:
     The logarithm is rounded to float32, as C's log2f is, so just below a power of two it may round up to it. Below
     2^-125 e wraps around, as x86 converts it in ggml: such a block decodes to zeros whatever its scale.
     """
-    known = np.where((largest > 0) & np.isfinite(largest), largest, np.float32(2.0**-125))
-    logarithm = np.log2(known.astype(np.float64)).astype(np.float32)
+    finite = np.where((largest > 0) & np.isfinite(largest), largest, np.float32(2.0**-125))
+    logarithm = np.log2(finite.astype(np.float64)).astype(np.float32)
     return (np.floor(logarithm).astype(np.int32) + (127 - 2)).astype(np.uint8)
 
 
@@ -72,7 +72,7 @@ def levels(blocks: Blocks) -> Levels:
 def to_tile(nibbles: LaneWords) -> LaneWords:
     """Words of eight codes as nibbles -> the words w of a tile.
 
-    Every bit is moved to a place of its own; then those that the last two pairs are sums of are taken out of the sums.
+    Every bit moves to a place of its own; then the xors undo the sums that the last two pairs of halves form.
     """
     words = nibbles["qs"]
     w: NDArray[Any] = words & 0x90079007 | words >> 1 & 0x01B801B8 | words << 2 & 0x22002200
@@ -91,7 +91,7 @@ def from_tile(words: LaneWords) -> LaneWords:
 
 
 FORMAT = Format(
-    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, formula="2^(e - 128) * codebook[q]",
-    slots={"qs": HALVES}, codebook=CODEBOOK, ordinary={"e": (118, 123)},
-    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT, e4m3=True,
+    "mxfp4", 32, DTYPE, encode, levels, ggml_type=39, formula="2^(e - 128) * codebook[q]", codebook=CODEBOOK, e4m3=True,
+    tile=TileLayout(slots={"qs": HALVES}, to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT),
+    encoding=Encoding(ordinary={"e": (118, 123)}),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""nvfp4: 4 groups of 16 weights, w = d / 2 * v with v twice the e2m1 number that a code stands for, as in mxfp4.
+"""nvfp4: 4 groups of 16 weights, w = d / 2 * v, v being twice the e2m1 number of the code, as in mxfp4.
 
 offset  bytes  field
      0      4  d   byte g: scale of group g, a float of bits 3 to 6, the exponent, bias 7, and 0 to 2, the mantissa;
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import Bytes, Floats, unpack_nibbles
 from qgemm.codec.scales import absmax
 
@@ -20,14 +20,14 @@ from .mxfp4 import CODE_EXPONENT, CODEBOOK, MAGNITUDES, VALUES, from_tile, to_ti
 
 DTYPE = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
 GROUP = 16
-MOST = 0x7E  # the largest scale, 448; 0x7f is 0 to ggml, as NaN
+MAX_SCALE = 0x7E  # the code of 448; ggml decodes 0x7f, NaN in e4m3, as 0
 SLOTS = {"qs": tuple(16 * g + 8 * h + j for g in range(4) for j in range(8) for h in range(2))}
 LEVELS = MAGNITUDES.astype(np.float32)
 BIAS = 127 - 7  # between the exponents of a float32 and of a scale
 
 
 def encode(x: Floats) -> Blocks:
-    """Values [n, 64] -> blocks [n]: d = absmax / 6, at most 448, of each value the nearest v, the lower code of two.
+    """Values [n, 64] -> blocks [n]: d = absmax / 6, at most 448, the nearest v of each value, ties to the lower code.
 
     Errors are rounded to float32 before they are compared, as in C.
     """
@@ -49,27 +49,27 @@ def encode(x: Floats) -> Blocks:
 
 
 def scales(values: Floats) -> Bytes:
-    """Scales [n] from 0 on -> their bytes: to nearest, halves up; 448 for what becomes 256 or more, as in ggml."""
+    """Scales [n] from 0 on -> their bytes: to nearest, halves up; 448 for those that become 256 or more, as in ggml."""
     bits = np.minimum(values, np.float32(448)).view(np.int32)
     rounded = (bits >> 19) + 1 >> 1  # exponent and three bits of mantissa; a carry moves into the exponent
-    normal = np.where(rounded - (BIAS << 3) >= 15 << 3, MOST, rounded - (BIAS << 3))
+    normal = np.where(rounded - (BIAS << 3) >= 15 << 3, MAX_SCALE, rounded - (BIAS << 3))
     with np.errstate(invalid="ignore"):
         subnormal = np.minimum(
             (np.where(values < 1, values, 0) * np.float32(512) + np.float32(0.5)).astype(np.int32), 7
         )
-    found = np.where((bits >> 23) - BIAS <= 0, subnormal, np.where((bits >> 23) - BIAS >= 15, MOST, normal))
-    return np.where(values > 0, found, 0).astype(np.uint8)
+    codes = np.where((bits >> 23) - BIAS <= 0, subnormal, np.where((bits >> 23) - BIAS >= 15, MAX_SCALE, normal))
+    return np.where(values > 0, codes, 0).astype(np.uint8)
 
 
 def _scales() -> Floats:
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     values = np.where(exponent, np.ldexp(8.0 + mantissa, exponent - 11), np.ldexp(mantissa.astype(np.float64), -10))
-    values[MOST + 1] = 0
+    values[MAX_SCALE + 1] = 0
     return values.astype(np.float32)
 
 
-SCALES = _scales()  # half of what a byte stands for: e2m1 numbers are halves of v
+SCALES = _scales()  # half of the number of a byte, because e2m1 numbers are halves of v
 
 
 def levels(blocks: Blocks) -> Levels:
@@ -78,7 +78,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "nvfp4", 64, DTYPE, encode, levels, ggml_type=40, formula="d / 2 * codebook[q]",
-    slots=SLOTS, codebook=CODEBOOK, ordinary={"d": (0x08, 0x28)},
-    to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT,
+    "nvfp4", 64, DTYPE, encode, levels, ggml_type=40, formula="d / 2 * codebook[q]", codebook=CODEBOOK,
+    tile=TileLayout(slots=SLOTS, to_tile=to_tile, from_tile=from_tile, code_exponent=CODE_EXPONENT),
+    encoding=Encoding(ordinary={"d": (0x08, 0x28)}),
 )  # fmt: skip

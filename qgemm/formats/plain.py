@@ -22,7 +22,7 @@ def encode_bf16(x: Floats) -> Blocks:
 
 
 def levels(blocks: Blocks) -> Levels:
-    """Numbers [n] -> themselves, [n, 1, 1] float32."""
+    """Numbers [n] -> the same numbers, [n, 1, 1] float32."""
     return Levels(blocks.astype(np.float32, copy=False)[:, None, None])
 
 

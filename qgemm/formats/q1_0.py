@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import Floats, pack_slots, to_float16, unpack_slots
 from qgemm.codec.search import total
 
@@ -35,6 +35,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q1_0", WEIGHTS, DTYPE, encode, levels, ggml_type=41, formula="d * (2 * q - 1)",
-    slots={"qs": tuple(range(WEIGHTS))}, codebook=CODEBOOK,
+    "q1_0", WEIGHTS, DTYPE, encode, levels, ggml_type=41, formula="d * (2 * q - 1)", codebook=CODEBOOK,
+    tile=TileLayout(slots={"qs": tuple(range(WEIGHTS))}),
 )  # fmt: skip

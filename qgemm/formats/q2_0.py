@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import Floats, pack_slots, unpack_slots
 from qgemm.codec.scales import ternary
 
@@ -30,5 +30,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q2_0", 64, DTYPE, encode, levels, ggml_type=42, formula="d * (q - 1)", slots={"qs": tuple(range(64))}
+    "q2_0", 64, DTYPE, encode, levels, ggml_type=42, formula="d * (q - 1)",
+    tile=TileLayout(slots={"qs": tuple(range(64))}),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_planes
 from qgemm.codec.search import Steps
 from qgemm.codec.super_blocks import Affine, with_minimums
@@ -22,7 +22,7 @@ KIND = Affine(3, 16, 15, Steps(-0.5, 0.1, 16, absolute=True), rooted=False, mean
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return with_minimums(KIND, x, importance, pack)
 
 
@@ -44,5 +44,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q2_k", 256, DTYPE, encode, levels, ggml_type=10, formula="d * sc * q - dmin * m", slots=SLOTS, weighted=encode
-)
+    "q2_k", 256, DTYPE, encode, levels, ggml_type=10, formula="d * sc * q - dmin * m",
+    tile=TileLayout(slots=SLOTS),
+    encoding=Encoding(weighted=encode),
+)  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_planes
 from qgemm.codec.super_blocks import Symmetric, without_minimums
 
@@ -27,7 +27,7 @@ KIND = Symmetric(ZERO, 16, ZERO_SCALE, moved=True, means=2, least=1e-45, empty=-
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return without_minimums(KIND, x, importance, pack)
 
 
@@ -56,5 +56,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q3_k", 256, DTYPE, encode, levels, ggml_type=11, formula="d * sc * (q - 4)", slots=SLOTS, weighted=encode
-)
+    "q3_k", 256, DTYPE, encode, levels, ggml_type=11, formula="d * sc * (q - 4)",
+    tile=TileLayout(slots=SLOTS, bytes_are_levels=True),
+    encoding=Encoding(weighted=encode),
+)  # fmt: skip

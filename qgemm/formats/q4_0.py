@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import HALVES, Floats, pack_nibbles, reciprocal, to_codes, unpack_nibbles
 from qgemm.codec.scales import blocks_of, signed_absmax
 
@@ -37,5 +37,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q4_0", 32, DTYPE, encode, levels, ggml_type=2, formula="d * (q - 8)", slots={"qs": HALVES}, pack=pack,
+    "q4_0", 32, DTYPE, encode, levels, ggml_type=2, formula="d * (q - 8)", pack=pack,
+    tile=TileLayout(slots={"qs": HALVES}),
 )  # fmt: skip

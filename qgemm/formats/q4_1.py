@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import HALVES, Floats, pack_nibbles, unpack_nibbles
 from qgemm.codec.scales import blocks_of, with_minimum
 
@@ -36,5 +36,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q4_1", 32, DTYPE, encode, levels, ggml_type=3, formula="d * q + m", slots={"qs": HALVES}, pack=pack,
+    "q4_1", 32, DTYPE, encode, levels, ggml_type=3, formula="d * q + m", pack=pack,
+    tile=TileLayout(slots={"qs": HALVES}),
 )  # fmt: skip

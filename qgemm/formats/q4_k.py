@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, pack_sixes, unpack_nibbles, unpack_sixes
 from qgemm.codec.search import Steps
 from qgemm.codec.super_blocks import Affine, with_minimums
@@ -27,7 +27,7 @@ KIND = Affine(15, 8, 63, Steps(-1.0, 0.1, 21), rooted=True, means=2, spills=True
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return with_minimums(KIND, x, importance, pack)
 
 
@@ -49,5 +49,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q4_k", 256, DTYPE, encode, levels, ggml_type=12, formula="d * sc * q - dmin * m", slots=SLOTS, weighted=encode
-)
+    "q4_k", 256, DTYPE, encode, levels, ggml_type=12, formula="d * sc * q - dmin * m",
+    tile=TileLayout(slots=SLOTS),
+    encoding=Encoding(weighted=encode),
+)  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import HALVES, IN_ORDER, Floats, pack_fives, reciprocal, to_codes, unpack_fives
 from qgemm.codec.scales import blocks_of, signed_absmax
@@ -40,6 +40,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q5_0", 32, DTYPE, encode, levels, ggml_type=6, formula="d * (q - 16)",
-    slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    "q5_0", 32, DTYPE, encode, levels, ggml_type=6, formula="d * (q - 16)", pack=pack,
+    tile=TileLayout(slots={"qs": HALVES, "qh": IN_ORDER}, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile),
 )  # fmt: skip

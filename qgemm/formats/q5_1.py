@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import HALVES, IN_ORDER, Floats, pack_fives, unpack_fives
 from qgemm.codec.scales import blocks_of, with_minimum
@@ -38,6 +38,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q5_1", 32, DTYPE, encode, levels, ggml_type=7, formula="d * q + m",
-    slots={"qs": HALVES, "qh": IN_ORDER}, pack=pack, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    "q5_1", 32, DTYPE, encode, levels, ggml_type=7, formula="d * q + m", pack=pack,
+    tile=TileLayout(slots={"qs": HALVES, "qh": IN_ORDER}, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile),
 )  # fmt: skip

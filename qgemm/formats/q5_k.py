@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_planes
 from qgemm.codec.search import Steps
@@ -29,7 +29,7 @@ KIND = Affine(31, 8, 63, Steps(-0.5, 0.1, 16), rooted=True, means=2, spills=Fals
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return with_minimums(KIND, x, importance, pack)
 
 
@@ -51,5 +51,6 @@ def levels(blocks: Blocks) -> Levels:
 
 FORMAT = Format(
     "q5_k", 256, DTYPE, encode, levels, ggml_type=13, formula="d * sc * q - dmin * m",
-    slots=SLOTS, weighted=encode, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+    tile=TileLayout(slots=SLOTS, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

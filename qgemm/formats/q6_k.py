@@ -10,12 +10,10 @@ offset  bytes  field
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Encoding, Format, Levels, TileLayout
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_nibbles, unpack_planes
 from qgemm.codec.super_blocks import Symmetric, without_minimums
@@ -30,7 +28,7 @@ KIND = Symmetric(ZERO, 16, 128, moved=False, means=None, least=1e-15, empty=0)
 
 
 def encode(x: Floats, importance: Floats | None = None) -> Blocks:
-    """Values [n, 256], and what each weighs -> blocks [n] (codec/super_blocks.py)."""
+    """Values [n, 256] and their importance -> blocks [n] (codec/super_blocks.py)."""
     return without_minimums(KIND, x, importance, pack)
 
 
@@ -53,6 +51,7 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q6_k", 256, DTYPE, encode, levels, ggml_type=14, formula="d * sc * (q - 32)", slots=SLOTS, weighted=encode,
-    to_tile=partial(overlapping.to_tile, low="ql"), from_tile=partial(overlapping.from_tile, low="ql"),
+    "q6_k", 256, DTYPE, encode, levels, ggml_type=14, formula="d * sc * (q - 32)",
+    tile=TileLayout(slots=SLOTS, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile, bytes_are_levels=True),
+    encoding=Encoding(weighted=encode),
 )  # fmt: skip

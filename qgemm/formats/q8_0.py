@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.layouts import signed_bytes
 from qgemm.codec.packing import IN_ORDER, Floats, to_float16
 from qgemm.codec.scales import signed_codes
@@ -37,6 +37,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "q8_0", 32, DTYPE, encode, levels, ggml_type=8, formula="d * q",
-    slots={"qs": IN_ORDER}, pack=pack, to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
+    "q8_0", 32, DTYPE, encode, levels, ggml_type=8, formula="d * q", pack=pack,
+    tile=TileLayout(slots={"qs": IN_ORDER}, to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""q8_1: q8_0 with the sum of its weights, w = d * q with q in -127..127. Activations as ggml has them.
+"""q8_1: q8_0 with the sum of its weights, w = d * q with q in -127..127: ggml's format of activations.
 
     offset  bytes  field
          0      2  d   float16 scale
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format
+from qgemm.codec.format import Blocks, Format, TileLayout
 from qgemm.codec.layouts import signed_bytes
 from qgemm.codec.packing import IN_ORDER, Floats, to_float16
 from qgemm.codec.scales import signed_codes
@@ -34,5 +34,5 @@ def encode(x: Floats) -> Blocks:
 
 FORMAT = Format(
     "q8_1", 32, DTYPE, encode, levels, ggml_type=9, formula="d * q",
-    slots={"qs": IN_ORDER}, to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile,
+    tile=TileLayout(slots={"qs": IN_ORDER}, to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile),
 )  # fmt: skip

@@ -5,15 +5,15 @@ offset  bytes  field
     48      4  qh  byte j: weights 240 + j + 4 i, i < 4
     52      2  d   float16 scale
 
-Bytes and digits: qgemm/codec/layouts/ternary.py. A device tile has the same number of bytes, five weights of a lane in
-each (qgemm/cuda/layout/ternary.py).
+qgemm/codec/layouts/ternary.py has the digits of a byte. A device tile has as many bytes, each with five weights of a
+lane (qgemm/cuda/layout/ternary.py).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.layouts.ternary import Part, Ternary
 from qgemm.codec.packing import Floats
 from qgemm.codec.scales import ternary
@@ -36,5 +36,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "tq1_0", 256, DTYPE, encode, levels, ggml_type=34, formula="d * (q - 1)", digits=DIGITS
+    "tq1_0", 256, DTYPE, encode, levels, ggml_type=34, formula="d * (q - 1)",
+    tile=TileLayout(digits=DIGITS),
 )  # fmt: skip

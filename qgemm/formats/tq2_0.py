@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.packing import Floats, pack_planes, unpack_planes
 from qgemm.codec.scales import ternary
 
@@ -32,5 +32,6 @@ def levels(blocks: Blocks) -> Levels:
 
 
 FORMAT = Format(
-    "tq2_0", 256, DTYPE, encode, levels, ggml_type=35, formula="d * (q - 1)", slots=SLOTS
+    "tq2_0", 256, DTYPE, encode, levels, ggml_type=35, formula="d * (q - 1)",
+    tile=TileLayout(slots=SLOTS),
 )  # fmt: skip

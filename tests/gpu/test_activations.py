@@ -7,12 +7,12 @@ import pytest
 from helpers import assert_a8, assert_a8_formula, cupy, extreme, random_tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import INTEGER, each, gpu_settings, weights
+from strategies import INTEGER, gpu_settings, over_formats, weights
 
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import GROUPS
-from qgemm.cuda.layout import activations, group_activations
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks
 from qgemm.cuda.layout import tile as tiles
 
 
@@ -35,7 +35,7 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
     x = data.draw(activations_of(x_dtype, 40, 9))
     want = qgemm.quantize_activations(x).blocks
     on_gpu = cupy().asarray(x)
-    size = -(-x.shape[1] // tiles.K_BLOCK) * len(x) * activations.DTYPE.itemsize
+    size = -(-x.shape[1] // tiles.K_BLOCK) * len(x) * q8_1_k_blocks.DTYPE.itemsize
     cupy().full(size, 255, np.uint8)  # freed at once: the memory that the blocks will get
     made = qgemm.quantize_activations(on_gpu)
     got = made.blocks()
@@ -73,7 +73,7 @@ def test_a8_of_x_equals_a8_of_its_blocks(x_dtype, m, k):
     assert np.isfinite(y).any()
 
 
-@each(INTEGER)
+@over_formats(INTEGER)
 @pytest.mark.parametrize("x_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("m", [1, 7, 16, 40, 130])
 def test_extreme_activations(fmt, x_dtype, m):
@@ -85,7 +85,7 @@ def test_extreme_activations(fmt, x_dtype, m):
         assert_a8_formula(qgemm.matmul(some, on_device, "a8").get(), x, w)
 
 
-@each(INTEGER)
+@over_formats(INTEGER)
 @pytest.mark.parametrize("m", [3, 40])
 def test_spikes_of_half(fmt, m):
     """The largest half in one block of a row, whose sum half cannot hold; all over another row."""

@@ -11,12 +11,12 @@ from helpers import cupy, exact, level_loss, poisoned, random_tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from references import EVERY_ROW, Reference
-from strategies import INTEGER, TILED, each, gpu_settings, problems
+from strategies import INTEGER, TILED, gpu_settings, over_formats, problems
 
 import qgemm
-from qgemm.codec.activations import scale_and_sum
 from qgemm.codec.error_bound import a16_bound
 from qgemm.codec.format import float_dtype
+from qgemm.codec.q8_1_f32 import scale_and_sum
 from qgemm.cuda.kernels import decode, decode_config, routes
 
 
@@ -38,7 +38,7 @@ def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
     return 2 * a16_bound(np.abs(x.dequantize(np.float64)) + sums, dense)
 
 
-@each(INTEGER)
+@over_formats(INTEGER)
 @gpu_settings
 @given(data=st.data())
 def test_a8_fused_equals_cpu_closely(fmt, data):
@@ -95,7 +95,7 @@ def a_row_of_each_m16_tile(n: int, rng: np.random.Generator):
 
 
 @pytest.mark.usefixtures("without_prefill")
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
 @gpu_settings
 @given(data=st.data())
@@ -111,7 +111,7 @@ def test_decode_kernel_is_exact_but_for_float_sums(fmt, x_dtype, data):
 
 
 @pytest.mark.usefixtures("without_prefill")
-@each(TILED)
+@over_formats(TILED)
 def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
     """The pipelines of sm_80, which this GPU runs as well."""
     monkeypatch.setattr(decode_config, "BULK_COPIES", 1000)
@@ -127,7 +127,7 @@ def test_rings_filled_without_bulk_copies(fmt, monkeypatch):
         routes.launch.cache_clear()
 
 
-@each(TILED)
+@over_formats(TILED)
 @gpu_settings
 @given(data=st.data())
 def test_kernels_of_sm_75(fmt, data):
@@ -149,7 +149,7 @@ def test_kernels_of_sm_75(fmt, data):
 
 
 @pytest.mark.usefixtures("without_prefill")
-@each(TILED)
+@over_formats(TILED)
 def test_long_rows(fmt):
     """K = 8192: many rounds of every pipeline."""
     rng = np.random.default_rng(24)
@@ -160,7 +160,7 @@ def test_long_rows(fmt):
 
 
 @pytest.mark.usefixtures("without_prefill")
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize(
     ("n", "long"),
     [
@@ -183,7 +183,7 @@ def test_decode_kernel_in_every_config(fmt, n, long):
 
 
 @pytest.mark.usefixtures("without_prefill")
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_identity_gives_the_decoded_matrix(fmt, dtype):
     """Bit for bit; from x of float16 levels of a codebook are those of half."""

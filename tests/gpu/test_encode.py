@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import converted, cupy, exact, mixed_model, normal
-from strategies import ENCODED_BLOCKS, each
+from strategies import ENCODED_BLOCKS, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -49,7 +49,7 @@ def outcome(x, fmt) -> bytes | str:
 # ---------------------------------------------------------------- qgemm.quantize
 
 
-@each(ON_GPU)
+@over_formats(ON_GPU)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_bytes_of_the_cpu(fmt, dtype):
     """The blocks of all values at once and in ragged counts, with the sums of the squares of error and values."""
@@ -61,22 +61,22 @@ def test_bytes_of_the_cpu(fmt, dtype):
             want = fmt.encode(rows.astype(np.float32))
         blocks, found = encode.encode(cupy().asarray(rows), encode.c_type(rows.dtype), fmt)
         assert blocks.get()[: want.nbytes].tobytes() == want.tobytes()
-        found = found.get().view(transforms.FOUND)
+        found = found.get().view(transforms.ENCODE_STATS)
         wide = rows.astype(np.float64)
         assert found["error"].sum() == pytest.approx(np.square(fmt.decode(want) - wide).sum(), rel=1e-4)
         assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
         assert found["refused"].min() == len(rows)
 
 
-@each(BY_LANES)
+@over_formats(BY_LANES)
 @pytest.mark.parametrize("scale", [2.0**-149, 2.0**-130, 1e-30, 1.0])
 def test_sums_of_squares_that_float32_has_no_room_for(fmt, scale):
     x = (np.random.default_rng(3).integers(-100, 101, (50, 32)) * scale).astype(np.float32)
-    found = encode.encode(cupy().asarray(x), "float", fmt)[1].get().view(transforms.FOUND)
+    found = encode.encode(cupy().asarray(x), "float", fmt)[1].get().view(transforms.ENCODE_STATS)
     assert found["power"].sum() == pytest.approx(np.square(x.astype(np.float64)).sum(), rel=1e-5)
 
 
-@each(ON_GPU)
+@over_formats(ON_GPU)
 def test_a_matrix_on_the_gpu_becomes_tiles(fmt):
     """Any array of the GPU: ragged, views that are not contiguous or not aligned, float64, torch, nothing."""
     cp = cupy()
@@ -105,7 +105,7 @@ def test_bytes_of_ggml(name, kind):
     assert made.blocks.tobytes() == GOLDEN[f"{name}.{kind}"].tobytes()
 
 
-@each(WEIGHTED)
+@over_formats(WEIGHTED)
 def test_an_importance_of_every_value(fmt):
     """From the host or the device, of an array of any type; what a block cannot hold is refused as on the CPU."""
     cp = cupy()
@@ -122,7 +122,7 @@ def test_an_importance_of_every_value(fmt):
             qgemm.quantize(array, fmt, imatrix=of)
 
 
-@each(ON_GPU)
+@over_formats(ON_GPU)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -2e9, 1e300])
 def test_what_a_block_cannot_hold_is_refused_as_on_the_cpu(fmt, value):
     x = (
@@ -169,7 +169,7 @@ def test_errors_name_what_came_and_what_fits():
         qgemm.quantize(cp.ones((2, 32), np.int64), "q4_0")
 
 
-@each([fmt for fmt in ENCODED_BLOCKS if fmt in ON_GPU or fmt.bit_planes])
+@over_formats([fmt for fmt in ENCODED_BLOCKS if fmt in ON_GPU or fmt.tile.bit_planes])
 def test_converted_files_are_the_same(fmt, tmp_path):
     source = mixed_model(tmp_path / "x.gguf")
     made = {
@@ -182,7 +182,7 @@ def test_converted_files_are_the_same(fmt, tmp_path):
         assert ours._replace(error=None) == theirs._replace(error=None)
 
 
-@each(WEIGHTED)
+@over_formats(WEIGHTED)
 def test_files_converted_by_an_importance_matrix_are_the_same(fmt, tmp_path, monkeypatch):
     """Of a matrix, of experts that ranges cross, and of rows longer than a range."""
     rng, k = np.random.default_rng(5), 2 * fmt.weights

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from experts import assert_a_graph_follows_ids, golden_experts, known_layer, known_matmul, random_experts, routed
 from helpers import assert_same_bits, cupy
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -29,7 +29,7 @@ def on_gpu(*arrays):
     return [None if array is None else cupy().asarray(array) for array in arrays]
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_each_token_by_its_experts(fmt, dtype):
     if dtype == "float32" and not fmt.integer:
@@ -50,7 +50,7 @@ def test_each_token_by_its_experts(fmt, dtype):
     np.testing.assert_allclose(qgemm.moe_matmul(x, packed, cupy().array([[2]]))[0].get(), alone, rtol=1e-3, atol=1e-4)
 
 
-@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "q8_0", "kbit4")])
+@over_formats([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "q8_0", "kbit4")])
 @pytest.mark.parametrize("name", GATE_OF)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_layer(fmt, name, dtype):
@@ -74,7 +74,7 @@ def test_a_layer(fmt, name, dtype):
         assert_same_bits(y, again, 200 if name == "swiglu" else 5)
 
 
-@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q8_0", "mxfp4", "iq2_xs", "kbit4")])
+@over_formats([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q8_0", "mxfp4", "iq2_xs", "kbit4")])
 def test_a_layer_without_bulk_copies(fmt, monkeypatch):
     """Stages filled by cp.async, as on GPUs before sm_90, whose configs an H100 also runs."""
     for module in (experts, grouped):

@@ -8,7 +8,7 @@ from experts import assert_a_graph_follows_ids, known_layer, known_matmul, rando
 from helpers import assert_same_bits, cupy
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import TILED, each, gpu_settings, seeds
+from strategies import TILED, gpu_settings, over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -63,7 +63,7 @@ def assert_within(y, known, dtype="float32", more=0.0):
     assert (off <= known.bound + ROUNDING[dtype] * (np.abs(known.y) + known.bound) + more + 2.0**-24).all()
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("road", ROADS)
 def test_each_token_by_its_experts(fmt, road, monkeypatch):
     """Token tiles and types of x by turns; ragged N and K, an expert with half of the tokens, ids of none."""

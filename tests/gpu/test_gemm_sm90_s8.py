@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
 from helpers import cupy, float_dtype, guarded, normal, random_tensor
-from strategies import each
+from strategies import over_formats
 
 import qgemm
 from qgemm.codec.error_bound import a8_g256_exact, excess
@@ -60,7 +60,7 @@ def by(p, requantizers):
 
 
 @every_kind
-@each(FORMATS)
+@over_formats(FORMATS)
 def test_products_are_the_formula_in_exact_integers(fmt, kind, monkeypatch):
     """M, N and K that end inside a tile; W whole and in slices of a cluster's rows, with the same bits."""
     rng, cp = np.random.default_rng(3), cupy()
@@ -139,7 +139,7 @@ def test_many_repeats_prepared_and_epilogues_give_the_same_bits(kind):
     np.testing.assert_array_equal(half.get(), first.get().astype(np.float16))
 
 
-@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4")])
+@over_formats([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4")])
 @pytest.mark.parametrize(("n", "k", "m"), [(4000, 1024, 256), (14336, 512, 1024), (9000, 768, 2100), (300, 4096, 512)])
 def test_requantizers_write_the_bytes_of_requantize(fmt, n, k, m):
     """Whole tiles, halves and last waves of halves, ragged rows of W and of x: the same bits."""

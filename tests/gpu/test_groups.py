@@ -6,7 +6,7 @@ import helpers
 import numpy as np
 import pytest
 from helpers import cupy, exact, guarded, level_loss, product_bound, random_tensor
-from strategies import EVERY_UNLISTED, each
+from strategies import EVERY_UNLISTED, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -14,7 +14,7 @@ from qgemm.codec.format import float_dtype
 M = (1, 5, 16, 17, 64, 200)
 
 
-@each(EVERY_UNLISTED)
+@over_formats(EVERY_UNLISTED)
 def test_tiles_and_weights(fmt):
     """Blocks come back bit for bit; decoded they are the host's but for the rounding of d * q - d * z."""
     w = random_tensor(fmt, 200, 1000, np.random.default_rng(1))
@@ -24,7 +24,7 @@ def test_tiles_and_weights(fmt):
     assert np.abs(on_gpu.dequantize("float32").get() - w.dequantize()).max() <= (size if fmt.zero_field else 0)
 
 
-@each(EVERY_UNLISTED)
+@over_formats(EVERY_UNLISTED)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_products_of_every_size(fmt, dtype):
     """Over the borders of tiles of tokens; K ends inside a tile of W; guards stay as they are."""
@@ -40,7 +40,7 @@ def test_products_of_every_size(fmt, dtype):
         assert cupy().isnan(rows[[0, -1]]).all()
 
 
-@each([fmt for fmt in EVERY_UNLISTED if fmt.integer])
+@over_formats([fmt for fmt in EVERY_UNLISTED if fmt.integer])
 def test_products_of_quantized_activations(fmt):
     rng = np.random.default_rng(3)
     w = random_tensor(fmt, 130, 768, rng)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import cupy, exact, normal
-from strategies import CODEBOOKS, each
+from strategies import CODEBOOKS, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -37,7 +37,7 @@ def values(rng):
     yield rng.uniform(0, 31.4, (2000, 32)) * 10.0 ** rng.uniform(-6, 0, (2000, 1))
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_quantize_and_dequantize_equal_numpy_bit_for_bit(fmt, dtype):
     rng = np.random.default_rng(29)
@@ -55,7 +55,7 @@ def test_quantize_and_dequantize_equal_numpy_bit_for_bit(fmt, dtype):
             assert np.isnan(found[nan].astype(np.float32)).all()
 
 
-@each(CODEBOOKS)
+@over_formats(CODEBOOKS)
 def test_tiles_from_planes_are_those_from_blocks(fmt):
     """Repacking is lossless; ragged rows and columns."""
     w = qgemm.quantize(np.random.default_rng(3).standard_normal((130, 7 * 32)), fmt)

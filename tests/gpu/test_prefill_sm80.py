@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import assert_same_bits, cupy, poisoned, random_tensor
 from references import reference
-from strategies import INTEGER, TILED, each
+from strategies import INTEGER, TILED, over_formats
 
 import qgemm
 from qgemm.codec.error_bound import a8_exact, a16_bound, excess
@@ -85,7 +85,7 @@ def products(fmt, config):
             yield w, x, prefill_sm80.Plan(config, split_k)
 
 
-@each(TILED)
+@over_formats(TILED)
 @each_config(A16)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_within_bound(fmt, config, dtype):
@@ -95,7 +95,7 @@ def test_within_bound(fmt, config, dtype):
         assert (abs(y - w.exact(x)) <= bound(x, w, dtype)).all()
 
 
-@each(INTEGER)
+@over_formats(INTEGER)
 @each_config(A8)
 def test_a8_is_its_formula(fmt, config):
     """The error is no more than that of float32 sums of the formula's terms."""
@@ -113,7 +113,7 @@ def routed_to_a8(monkeypatch):
 
 
 @pytest.mark.usefixtures("routed_to_a8")
-@each(INTEGER)
+@over_formats(INTEGER)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_a8_by_matmul(fmt, dtype):
     """x of every type, bias and residual, y of the type of x: M on both sides of a token tile."""
@@ -134,7 +134,7 @@ def test_a8_by_matmul(fmt, dtype):
         assert (repeated == qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind)).all()
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_identity_gives_the_weights(fmt, dtype):
     """Each weight alone: rounded to half or bf16 (twice, with its scale), then to y's type, which may be subnormal."""

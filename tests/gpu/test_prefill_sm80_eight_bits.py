@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
 from helpers import assert_same_bits, cupy, guarded, normal, random_tensor
-from strategies import CODES, each
+from strategies import CODES, over_formats
 
 import qgemm
 from qgemm.codec.error_bound import a8_g256_exact, excess
@@ -45,7 +45,7 @@ def of_kernel(w, on_device):
     return codes_of(w, multiply(on_gpu(np.eye(w.shape[1], dtype=np.float32), kind), on_device, kind).get())
 
 
-@each(CODES)
+@over_formats(CODES)
 def test_products_are_the_formula_in_exact_integers(fmt):
     """M on both sides of each token tile; N and K that end inside a tile or a group; nothing beside y is touched."""
     rng = np.random.default_rng(7)
@@ -63,7 +63,7 @@ def test_products_are_the_formula_in_exact_integers(fmt):
 
 
 @every_kind
-@each([fmt for fmt in CODES if fmt.name in ("q4_0", "q8_0", "q6_k")])
+@over_formats([fmt for fmt in CODES if fmt.name in ("q4_0", "q8_0", "q6_k")])
 @pytest.mark.parametrize("config", prefill.measured(), ids=lambda config: str(config).replace(" ", "_"))
 def test_every_config(fmt, kind, config):
     """Over CTAs along K, slices without a stage among them; the same bits again."""

@@ -9,7 +9,7 @@ import tune_sm90
 from helpers import assert_a8, assert_same_bits, cupy, exact, guarded, level_magnitudes, random_tensor, subnormal_loss
 from references import reference
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
-from strategies import EDGES, INTEGER, TILED, each, every_config
+from strategies import EDGES, INTEGER, TILED, every_config, over_formats
 
 import qgemm
 from benchmarks import gpu as gpu_bench
@@ -60,7 +60,7 @@ def bound_on_gpu(x, w, loss):
 LOSS = {"float16": 2.0**-11, "bfloat16": 2.0**-9 + 2.0**-24}
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (200, 32), (72, 96), (1100, 1120)])
 def test_products_at_every_edge(fmt, n, k):
     """M on both sides of each token tile and route; N and K that end inside a tile; nothing beside y is touched."""
@@ -112,7 +112,7 @@ def test_every_config_by_every_format(fmt, config, monkeypatch):
             assert (abs(y - want) <= near).all()
 
 
-@each([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
+@over_formats([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
 @pytest.mark.parametrize(("wg_split_k", "stages"), [(2, 5), (3, 4), (4, 6), (4, 7)])
 @pytest.mark.parametrize("single_tile", [False, True])
 def test_number_of_stages_changes_no_bit(fmt, wg_split_k, stages, single_tile):
@@ -135,7 +135,7 @@ def test_number_of_stages_changes_no_bit(fmt, wg_split_k, stages, single_tile):
         np.testing.assert_array_equal(y.get(), ys[0].get())
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("y_dtype", ["float16", "bfloat16", "float32"])
 def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
@@ -155,7 +155,7 @@ def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
         assert (np.abs(y.get().astype(np.float64) - want) <= near).all()
 
 
-@each([fmt for fmt in TILED if "d" in fmt.scale_fields])
+@over_formats([fmt for fmt in TILED if "d" in fmt.scale_fields])
 @pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
 def test_small_rows_beside_large_ones_keep_their_bits(fmt, x_dtype):
     """Each row has a unit of its own: scales of some are 2^29 times those of others."""
@@ -170,7 +170,7 @@ def test_small_rows_beside_large_ones_keep_their_bits(fmt, x_dtype):
     assert (np.abs(y.get() - exact(wide, w)) <= bound(wide, w, LOSS[x_dtype])).all()
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_identity_gives_weights_rounded_to_half(fmt):
     """A product with one weight is that weight but for its rounding."""
     rng = np.random.default_rng(7)
@@ -181,7 +181,7 @@ def test_identity_gives_weights_rounded_to_half(fmt):
     assert (np.abs(y - want) <= bound(np.eye(k), w, LOSS["float16"])).all()
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_nan_stays_in_its_row(fmt):
     """A NaN in one row of x or W reaches no other output."""
     rng = np.random.default_rng(5)
@@ -210,7 +210,7 @@ CODEBOOKS = {
 }
 
 
-@each(INTEGER)
+@over_formats(INTEGER)
 def test_a8_multiplies_what_activations_decode_to(fmt):
     """a8 has the bits of a16 of x rounded to its blocks, where both take prefill_sm90; and is close to the formula."""
     cp, rng = cupy(), np.random.default_rng(31)
@@ -244,7 +244,7 @@ def test_configs_are_timed(x, monkeypatch):
     assert min(row["us"].values()) > 0
 
 
-@each(CODEBOOK_FORMATS)
+@over_formats(CODEBOOK_FORMATS)
 @pytest.mark.parametrize("levels", CODEBOOKS.values(), ids=CODEBOOKS)
 @pytest.mark.parametrize("x_dtype", ["float16", "bfloat16"])
 def test_any_codebook(fmt, levels, x_dtype):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
 from helpers import cupy, guarded, normal, random_tensor
-from strategies import each
+from strategies import over_formats
 
 import qgemm
 from qgemm.codec.error_bound import a8_g256_exact, excess
@@ -46,7 +46,7 @@ def launch_within(w, m, dtype, kind):
 
 
 @every_kind
-@each(FORMATS)
+@over_formats(FORMATS)
 @pytest.mark.parametrize(("n", "k"), [(200, 32), (330, 1120)])
 def test_products_are_the_formula_in_exact_integers(fmt, n, k, kind):
     """M on both sides of each token tile; N and K that end inside a tile or a group; nothing beside y is touched."""
@@ -64,7 +64,7 @@ def test_products_are_the_formula_in_exact_integers(fmt, n, k, kind):
         assert excess(got[1:-1].astype(np.float64), want, 2 * near) <= 1
 
 
-@each([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
+@over_formats([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
 @pytest.mark.parametrize(
     "row", prefill.measured(), ids=lambda row: f"{row.config}_{row.config.x_scale}".replace(" ", "_")
 )
@@ -149,7 +149,7 @@ def test_many_repeats_prepared_and_epilogues_give_the_same_bits(kind):
 
 
 @every_kind
-@each([fmt for fmt in FORMATS if fmt.name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4")])
+@over_formats([fmt for fmt in FORMATS if fmt.name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4")])
 def test_relative_error_of_products(fmt, kind):
     """Against exact weights and activations: 1.5% on normal activations, 3.5% with outlier channels."""
     rng = np.random.default_rng(2)
@@ -164,7 +164,7 @@ def test_relative_error_of_products(fmt, kind):
 
 
 @every_kind
-@each([fmt for fmt in FORMATS if fmt.name in ("q4_0", "q4_k", "mxfp4", "iq2_xs")])
+@over_formats([fmt for fmt in FORMATS if fmt.name in ("q4_0", "q4_k", "mxfp4", "iq2_xs")])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_x_quantized_within_has_the_bits_of_x_prepared(fmt, dtype, kind):
     """M around token tiles and sixteens, K that ends inside a group, rows of NaN; again and again."""

@@ -7,7 +7,7 @@ import pytest
 from helpers import EXCERPT, assert_a8, cupy, exact, level_loss, poisoned, product_bound, tame
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import FORMATS, INTEGER, TILED, each, each_product, gpu_settings, problems
+from strategies import FORMATS, INTEGER, TILED, each_product, gpu_settings, over_formats, problems
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -15,7 +15,7 @@ from qgemm.codec.format import float_dtype
 M_EDGES = st.sampled_from((1, 2, 3, 4, 5, 7, 8, 9, 16, 33))  # both sides of every route boundary and token tile
 
 
-@each([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
+@over_formats([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
 @pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
 @gpu_settings
 @given(data=st.data())
@@ -33,7 +33,7 @@ def test_a16_within_bound(fmt, x_dtype, data):
     assert (error <= bound + (0 if fmt.plain else level_loss(wide, w, x_dtype))).all()
 
 
-@each(INTEGER)
+@over_formats(INTEGER)
 @gpu_settings
 @given(data=st.data())
 def test_a8_against_its_formula(fmt, data):
@@ -140,13 +140,13 @@ def test_nan_stays_in_its_row(fmt, activation, m):
     np.testing.assert_array_equal(y[~touched], clean[~touched])
 
 
-@each([fmt for fmt in TILED if "d" in fmt.scale_fields and fmt.slots])
+@over_formats([fmt for fmt in TILED if "d" in fmt.scale_fields and fmt.tile.slots])
 def test_large_scales_do_not_overflow_half(fmt):
     """65504 * 127 is finite in float32, not in float16: the panel is scaled by a power of two."""
     k = 2 * fmt.weights
     blocks = np.zeros((64, 2), fmt.dtype)
     blocks["d"] = 65504
-    blocks[next(iter(fmt.slots))] = 0x77
+    blocks[next(iter(fmt.tile.slots))] = 0x77
     if "scales" in blocks.dtype.names:
         blocks["scales"] = 0x7F
     w = qgemm.Tensor(fmt, (64, k), blocks)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 from helpers import cupy, random_tensor
-from strategies import TILED, each
+from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -21,7 +21,7 @@ cupy.cuda.Device().synchronize()
 """
 
 
-@each(TILED)
+@over_formats(TILED)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_rows_are_those_of_the_matrix(fmt, dtype):
     rng = np.random.default_rng(0)

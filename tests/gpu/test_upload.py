@@ -7,7 +7,7 @@ import pytest
 from helpers import bytes_as_blocks
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import FORMATS, TILED, each, gpu_settings, raw_blocks
+from strategies import FORMATS, TILED, gpu_settings, over_formats, raw_blocks
 
 import qgemm
 from qgemm.cuda import upload as transfer
@@ -22,7 +22,7 @@ def assert_bounds(on_device, bounds):
     assert on_device.exponent == half_exponent(bounds.max())
 
 
-@each(TILED)
+@over_formats(TILED)
 @gpu_settings
 @given(data=st.data())
 def test_pack_equals_numpy_byte_for_byte(fmt, data):
@@ -35,7 +35,7 @@ def test_pack_equals_numpy_byte_for_byte(fmt, data):
     assert on_device.to_host().blocks.tobytes() == raw.tobytes()
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
     """More chunks than stages, the last of them ragged; bytes of other work in what the stages are made of."""
     rng = np.random.default_rng(17)
@@ -48,7 +48,7 @@ def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
         assert on_device.to_host().blocks.tobytes() == raw.tobytes()
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_shards_are_packed_as_their_blocks(fmt, monkeypatch):
     """Columns of a matrix lie apart: they are gathered chunk by chunk."""
     rng = np.random.default_rng(23)
@@ -70,7 +70,7 @@ def test_what_is_packed_need_not_be_contiguous():
     assert w.to_host().blocks.tobytes() == view.tobytes()
 
 
-@each([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
+@over_formats([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @gpu_settings
 @given(data=st.data())

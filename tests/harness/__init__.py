@@ -33,9 +33,7 @@ from qgemm.cuda.jit import codegen, sources
 
 FOLDER = Path(__file__).parent
 SHIM = FOLDER / "shim"
-OF_TESTS = (
-    FOLDER.parent / "data" / "kernels"
-)  # headers of tests/formats_of_tests.py, and kernels of one part of a kernel
+OF_TESTS = FOLDER.parent / "data" / "kernels"  # headers of tests/formats_of_tests/, and kernels of one part of a kernel
 # -Og compiles faster than -O1 by an eighth, and runs nearly as fast; what -O0 makes takes three times as long.
 # -ffp-contract=off: a product and a sum stay two roundings, as the intrinsics that ask for them promise.
 # -U_FORTIFY_SOURCE: which some systems define; longjmp from one stack to another would end the process.

@@ -74,7 +74,7 @@ def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=Non
     partials = device_array(count * split_k * some.row_blocks * tiles.ROWS * some.tokens, np.float32)
     added = [None if array is None else to_device(array) for array in (bias, residual)]
     names = ("" if array is None else array.dtype.name for array in (bias, residual))
-    epilogue = EpilogueArguments(types=Types.of(out, *names))
+    epilogue = EpilogueArguments(types=Types.from_names(out, *names))
     epilogue.arrays.y = y.ctypes.data
     for name, array in zip(("bias", "residual"), added, strict=True):
         if array is not None:
@@ -134,7 +134,7 @@ def run_decode(fmt, name, source, x, w, m, out="float32", bias=None, residual=No
     names = ("" if value is None else value.dtype.name for value in (bias, residual))
     cluster = config.cluster_split_k
     ctas = -(-n // rows) * cluster
-    products.of[0].n, products.of[0].end, products.of[0].types = n, ctas, Types.of(out, *names, gate)
+    products.of[0].n, products.of[0].end, products.of[0].types = n, ctas, Types.from_names(out, *names, gate)
     products.arrays[0].tiles, products.arrays[0].outputs.y = packed.ctypes.data, y.ctypes.data
     for key, value in added.items():
         setattr(products.arrays[0].outputs, key, value.ctypes.data)
@@ -159,7 +159,7 @@ def run_gated(fmt, name, source, x, weights, m, function, out="float32", biases=
         keep.append(packed)
         products.of[index].n, products.of[index].end = n, ctas
         name_of_bias = "" if bias is None else bias.dtype.name
-        products.of[index].types = Types.of("" if index else out, name_of_bias, "", "" if index else function)
+        products.of[index].types = Types.from_names("" if index else out, name_of_bias, "", "" if index else function)
         products.arrays[index].tiles = packed.ctypes.data
         if bias is not None:
             keep.append(to_device(bias))

@@ -8,7 +8,7 @@ import pickle
 
 import numpy as np
 import pytest
-from strategies import TILED, each
+from strategies import TILED, over_formats
 from torch_layers import MATRICES, assert_same, normal, torch, weights
 
 import qgemm
@@ -226,7 +226,7 @@ def tiled(w: qgemm.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([packed.reshape(-1).view(np.uint8), bounds.view(np.uint8)]))
 
 
-@each(TILED)
+@over_formats(TILED)
 def test_tiles_that_others_brought_to_the_host(fmt):
     """As accelerate and torch.load(map_location="cpu") do: they become rows again, in their own parameter."""
     w = weights(fmt.name, n=70, blocks=3)

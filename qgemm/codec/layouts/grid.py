@@ -1,16 +1,16 @@
 """Device tiles of the IQ types, whose weights are points of a grid: bits of blocks, rearranged.
 
-A step of 16 columns has two points of eight weights in a row, or four of four. In a k_block (qgemm/cuda/layout/tile.py)
-the quad of lanes that has rows g and g + 8 has a number of each field from each of its owners: the two halves of a
-step, or its four quarters, which are the lanes. Such a number counts points by n = 2 step + row, row 1 being g + 8.
+In each row a step of 16 columns has two points of eight weights, or four points of four. A quad of lanes has rows g and
+g + 8 of a k_block (qgemm/cuda/layout/tile.py). Its owners are the two halves of a step, or its four quarters, which are
+the lanes. Each owner has one number of each field, which counts points by n = 2 step + row, row 1 being g + 8.
 
-    qs      8 bits of each point's index, from the lowest on, at 8 n
-    qh, qt  those above them, at (how many there are) * n; of iq1_s two in qh, one in qt
-    signs   of a quarter's weights 2 q + e bit 16 e + 8 q + n says whether it is negative
-    s4 s2 s1  of a half, where the eighth of eight signs makes the minuses even: the same word of its first quarter,
-            then 16 and 8 bits of that of its second, whose highest 8 are left out
+    qs      the low 8 bits of the index of point n, at bit 8 n
+    qh, qt  the b bits above them, at bit b n; iq1_s has two bits in qh and one in qt
+    signs   bit 16 e + 8 q + n tells whether weight 2 q + e of a quarter is negative
+    s4 s2 s1  where the eighth of eight signs makes the number of minuses even: signs of the first quarter of a half,
+            then 16 and 8 bits of the signs of its second quarter, whose highest 8 bits are left out
 
-The fields per block, d first, are 16-bit words as everywhere. No bit is stored twice, none is added.
+Fields per block, d first, are 16-bit words as in every tile. No bit is stored twice or added.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Place = Callable[[int, int, int], int]  # k_block, step, owner -> a bit of the b
 
 
 class LaneField(NamedTuple):
-    """A field of a k_block: a number of each owner, `owners` to a quad.
+    """A field of a k_block: a number for each owner, `owners` to a quad.
 
-    Bit i of owner o's in k_block k is, of row g + 8 rows[i], the block's bit along * k + apart * o + at[i].
+    Bit i of the number of owner o in k_block k is bit along * k + apart * o + bits[i] of the block of row
+    g + 8 rows[i].
     """
 
     name: str
@@ -36,27 +37,27 @@ class LaneField(NamedTuple):
     along: int
     apart: int
     rows: tuple[int, ...]
-    at: tuple[int, ...]
+    bits: tuple[int, ...]
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
-        """Of the number."""
-        return np.dtype(f"<u{len(self.at) // 8}")
+        """The dtype of a number."""
+        return np.dtype(f"<u{len(self.bits) // 8}")
 
 
 class BlockField(NamedTuple):
-    """A field per block: the block's bits `at`, 16 a word; half: whether it is a float16."""
+    """A field per block: these bits of the block, 16 in a word. half: whether it is a float16."""
 
     name: str
-    at: tuple[int, ...]
+    bits: tuple[int, ...]
     half: bool = False
 
 
 class Grid(NamedTuple):
-    """What kernels need beside the dtype of blocks.
+    """The layout of a format whose weights are points of a grid.
 
-    points: () -> levels int8 [points, weights of a point]. weights: of a point. high: bits of an index above the
-    eighth. signs: how many of eight weights have one: 8, 7, or 0 where levels have their own.
+    points: () -> levels int8 [points, weights of a point]. weights: weights of a point. high: bits of an index above
+    the eighth. signs: stored signs of eight weights: 8, 7, or 0 where levels have signs.
     """
 
     points: Callable[[], NDArray[np.int8]]
@@ -67,23 +68,23 @@ class Grid(NamedTuple):
     per_block: tuple[BlockField, ...]
 
     @property
-    def largest(self) -> int:
+    def max_level(self) -> int:
         """The largest magnitude of a level."""
         return int(np.abs(self.points().astype(int)).max())
 
 
 def points(name: str, owners: int, bits: int, place: Place) -> LaneField:
-    """The field of so many bits of each point, from `place` on."""
+    """The field with `bits` bits of the index of each point, from bit `place` of the block on."""
     return _field(name, owners, lambda k, o: ((r, place(k, s, o) + b) for s, r in _points() for b in range(bits)))
 
 
 def signs(place: Place) -> tuple[LaneField, ...]:
-    """The field of all signs; place: of the first of a quarter's."""
+    """The field of all signs. place: the bit of the first sign of a quarter."""
     return (_signs("signs", 4, place, tuple((q, e) for e in range(2) for q in range(2))),)
 
 
 def paired_signs(place: Place) -> tuple[LaneField, ...]:
-    """The fields of seven of eight signs; place: of the first of a half's."""
+    """The fields of seven of eight signs. place: the bit of the first sign of a half."""
     return (
         _signs("s4", 2, place, ((0, 0), (1, 0), (0, 1), (1, 1))),
         _signs("s2", 2, place, ((2, 0), (3, 0))),
@@ -92,7 +93,7 @@ def paired_signs(place: Place) -> tuple[LaneField, ...]:
 
 
 def bits(first: int, count: int) -> tuple[int, ...]:
-    """So many bits of a block, in order."""
+    """The numbers of `count` bits of a block, from `first` on."""
     return tuple(range(first, first + count))
 
 
@@ -105,10 +106,10 @@ def _signs(name: str, owners: int, place: Place, pairs: tuple[tuple[int, int], .
 
 
 def _field(name: str, owners: int, number: Callable[[int, int], Iterator[tuple[int, int]]]) -> LaneField:
-    """number: k_block, owner -> (row, bit) of each of its bits."""
+    """number: (k_block, owner) -> the (row, bit) that each bit of its number comes from."""
     all_bits = np.array([[list(number(k, o)) for o in range(owners)] for k in range(K_BLOCKS)])
-    rows, at = (tuple(map(int, all_bits[0, 0, :, i])) for i in range(2))
-    along, apart = (int(all_bits[i][0, 1] - at[0]) for i in ((1, 0), (0, 1)))
+    rows, bits_of_owner = (tuple(map(int, all_bits[0, 0, :, i])) for i in range(2))
+    along, apart = (int(all_bits[i][0, 1] - bits_of_owner[0]) for i in ((1, 0), (0, 1)))
     shift = along * np.arange(K_BLOCKS)[:, None] + apart * np.arange(owners)
-    assert (all_bits[..., 1] == shift[..., None] + at).all(), f"{name}: owners differ by more than a shift"
-    return LaneField(name, owners, along, apart, rows, at)
+    assert (all_bits[..., 1] == shift[..., None] + bits_of_owner).all(), f"{name}: owners differ by more than a shift"
+    return LaneField(name, owners, along, apart, rows, bits_of_owner)

@@ -1,12 +1,12 @@
-"""Words of a device tile for codes of seven bits, of which four lie in the field qs of a block, two in qh, one in qt.
+"""Words of a device tile for codes of seven bits, whose low four, next two and highest bits are fields of a block.
 
-As those of five and six bits (overlapping.py): two codes lie in a byte, where six of their bits overlap. With w the
-word of a step and f that of the rest, the codes of a lane's columns are in the bytes of
+Two codes share a byte, as in overlapping.py; here six of their bits overlap. A step has a word w and a word f with the
+remaining bits, and the codes of a lane's columns are in the bytes of
 
     (w ^ f) & 127 for row g,  w >> 1 for row g + 8.
 
-The rests of steps 0, 1 and 2 are bits 1 to 6 of every byte of a word each; bits 0 and 7 of these three words, rotated
-left by 2, 4 and 6, are bits 1 to 6 of the rest of step 3. Bit 0 of w makes up for what else is in f.
+The words f of steps 0, 1 and 2 are stored, and use bits 1 to 6 of every byte; bits 0 and 7 of these three words,
+rotated left by 2, 4 and 6, are bits 1 to 6 of f of step 3. Bit 0 of w cancels the other bits of f.
 """
 
 from __future__ import annotations
@@ -16,43 +16,48 @@ import numpy as np
 from qgemm.codec.packing import LaneWords, Words, rotate_left
 
 STEPS = 4
-EVERY: np.uint32 = np.uint32(0x01010101)  # byte
-REST, SPARE = EVERY * np.uint32(0x7E), EVERY * np.uint32(0x81)
-TWO = [EVERY * np.uint32(6 << 2 * i) for i in range(3)]  # bits of the last rest that a word has to spare
+EVERY: np.uint32 = np.uint32(0x01010101)  # bit 0 of every byte
+REST = EVERY * np.uint32(0x7E)
+PARTS = [EVERY * np.uint32(6 << 2 * i) for i in range(3)]  # the bits of f of step 3 that each stored word has
 
 
 def to_tile(words: LaneWords) -> LaneWords:
-    """Fields qs [..., 4], qh [..., 2] and qt [..., 1] side by side -> as they lie in a tile."""
+    """Fields [..., 4], [..., 2] and [..., 1] of four, two and one bits, side by side -> as they lie in a tile."""
+    low, middle, top = words
     rows = [_rows(words, step) for step in range(STEPS)]
     needed = [(row ^ row8 << 1) & REST for row, row8 in rows]
     last = needed[3]
-    rests = [needed[i] | rotate_left(np.bitwise_and(last, TWO[i]), -2 * (i + 1)) for i in range(3)]
+    rests = [needed[i] | rotate_left(np.bitwise_and(last, PARTS[i]), -2 * (i + 1)) for i in range(3)]
     tiled = [row8 << 1 | (row ^ rest) & EVERY for (row, row8), rest in zip(rows, (*rests, last), strict=True)]
-    return {"qs": np.stack(tiled, axis=-1), "qh": np.stack(rests[:2], axis=-1), "qt": rests[2][..., None]}
+    return {low: np.stack(tiled, axis=-1), middle: np.stack(rests[:2], axis=-1), top: rests[2][..., None]}
 
 
 def from_tile(words: LaneWords) -> LaneWords:
     """The inverse of `to_tile`."""
-    rests = [words["qh"][..., 0], words["qh"][..., 1], words["qt"][..., 0]]
-    last = rotate_left(rests[0], 2) & TWO[0] | rotate_left(rests[1], 4) & TWO[1] | rotate_left(rests[2], 6) & TWO[2]
-    made: LaneWords = {name: np.zeros_like(of) for name, of in words.items()}
+    low, middle, top = words
+    rests = [words[middle][..., 0], words[middle][..., 1], words[top][..., 0]]
+    last = (
+        rotate_left(rests[0], 2) & PARTS[0] | rotate_left(rests[1], 4) & PARTS[1] | rotate_left(rests[2], 6) & PARTS[2]
+    )
+    blocks: LaneWords = {name: np.zeros_like(field) for name, field in words.items()}
     for step, rest in enumerate((*rests, last)):
-        w = words["qs"][..., step]
+        w = words[low][..., step]
         for i, codes in ((0, (w ^ rest) & EVERY * 127), (4, w >> 1 & EVERY * 127)):
-            made["qs"][..., step] |= (codes & EVERY * 15) << i
-            made["qh"][..., step // 2] |= (codes >> 4 & EVERY * 3) << 2 * (step % 2) + i
-            made["qt"][..., 0] |= (codes >> 6 & EVERY) << step + i
-    return made
+            blocks[low][..., step] |= (codes & EVERY * 15) << i
+            blocks[middle][..., step // 2] |= (codes >> 4 & EVERY * 3) << 2 * (step % 2) + i
+            blocks[top][..., 0] |= (codes >> 6 & EVERY) << step + i
+    return blocks
 
 
 def _rows(words: LaneWords, step: int) -> tuple[Words, Words]:
-    """Codes of rows g and g + 8, one in each byte."""
-    low, two, top = words["qs"][..., step], words["qh"][..., step // 2] >> 2 * (step % 2), words["qt"][..., 0] >> step
+    """Codes of rows g and g + 8, each code in a byte."""
+    low, middle, top = words.values()
+    nibbles, pairs, bits = low[..., step], middle[..., step // 2] >> 2 * (step % 2), top[..., 0] >> step
 
-    def at(i: int) -> Words:
-        code: Words = np.bitwise_and(low >> i, EVERY * np.uint32(15))
-        code |= (two >> i & EVERY * np.uint32(3)) << 4
-        code |= (top >> i & EVERY) << 6
+    def codes(shift: int) -> Words:
+        code: Words = np.bitwise_and(nibbles >> shift, EVERY * np.uint32(15))
+        code |= (pairs >> shift & EVERY * np.uint32(3)) << 4
+        code |= (bits >> shift & EVERY) << 6
         return code
 
-    return at(0), at(4)
+    return codes(0), codes(4)

@@ -1,6 +1,6 @@
-"""Codes of eight bits, signed: in a device tile (qgemm/cuda/layout/tile.py) byte q is q + 128.
+"""Signed codes of eight bits: a device tile (qgemm/cuda/layout/tile.py) holds q + 128.
 
-As bits that is a positive integer, which kernels take for a half without further ado.
+The bits of q + 128 are a subnormal half, so kernels use them without decoding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from qgemm.codec.packing import LaneWords
 
 
 def to_tile(words: LaneWords) -> LaneWords:
-    """Words of four codes q -> of q + 128."""
+    """Words of four codes q -> words of q + 128."""
     return {name: codes ^ np.uint32(0x80808080) for name, codes in words.items()}
 
 

@@ -88,14 +88,14 @@ def rows_of(fmt: Format, blocks: Blocks, k: int) -> Rows:
     """Blocks [rows, K / weights] -> codes [rows, K], scales and zeros [rows, groups]; a group is a block or a row."""
     levels = fmt.decode_levels(blocks.reshape(-1))
     assert levels.scale is not None
-    groups = slice(0, 1) if fmt.whole_rows else slice(None)
+    groups = slice(0, 1) if fmt.encoding.whole_rows else slice(None)
     scales = levels.scale.reshape(len(blocks), -1)[:, groups]
     zeros = np.broadcast_to(np.asarray(levels.zero), levels.scale.shape).reshape(len(blocks), -1)[:, groups]
     return Rows(levels.codes.reshape(len(blocks), k), scales, zeros.astype(np.uint8))
 
 
 def _groups(fmt: Format, k: int) -> int:
-    return 1 if fmt.whole_rows else k // fmt.weights
+    return 1 if fmt.encoding.whole_rows else k // fmt.weights
 
 
 def _scale_type(fmt: Format) -> str:
@@ -141,7 +141,7 @@ class Awq(_Columns):
     name, bits = "awq", (4,)
 
     def settings(self, fmt: Format) -> Method:
-        return Method("awq", 4, -1 if fmt.whole_rows else fmt.weights, 2, None, False)
+        return Method("awq", 4, -1 if fmt.encoding.whole_rows else fmt.weights, 2, None, False)
 
     def parts(self, fmt: Format, n: int, k: int) -> dict[str, Part]:
         return {"qweight": Part("I32", (k, n // 8), True), **super().parts(fmt, n, k)}
@@ -165,14 +165,16 @@ class Gptq(_Columns):
 
     def settings(self, fmt: Format) -> Method:
         version = 2 if fmt.zero_field else 1
-        return Method("gptq", fmt.code_bits, -1 if fmt.whole_rows else fmt.weights, version, version == 1, False)
+        return Method(
+            "gptq", fmt.code_bits, -1 if fmt.encoding.whole_rows else fmt.weights, version, version == 1, False
+        )
 
     def parts(self, fmt: Format, n: int, k: int) -> dict[str, Part]:
         words = Part("I32", (packing.word_count(k, fmt.code_bits), n), True)
         return {"qweight": words, **super().parts(fmt, n, k), "g_idx": Part("I32", (k,))}
 
     def constants(self, fmt: Format, n: int, k: int) -> dict[str, NDArray[Any]]:
-        return {"g_idx": (np.arange(k) // (k if fmt.whole_rows else fmt.weights)).astype(np.int32)}
+        return {"g_idx": (np.arange(k) // (k if fmt.encoding.whole_rows else fmt.weights)).astype(np.int32)}
 
     def rows(self, fmt: Format, rows: Rows) -> dict[str, NDArray[Any]]:
         zeros = np.ascontiguousarray((rows.zeros if fmt.zero_field else rows.zeros - np.uint8(1)).T)
@@ -216,7 +218,9 @@ class CompressedTensors(Layout):
         return parts
 
     def _weights(self, fmt: Format) -> dict[str, Any]:
-        strategy = {"strategy": "channel"} if fmt.whole_rows else {"strategy": "group", "group_size": fmt.weights}
+        strategy = (
+            {"strategy": "channel"} if fmt.encoding.whole_rows else {"strategy": "group", "group_size": fmt.weights}
+        )
         return {"num_bits": fmt.code_bits, "type": "int", "symmetric": not fmt.zero_field, **strategy}
 
     def config(self, formats: Mapping[str, Format], plain: Sequence[str]) -> dict[str, Any]:
@@ -231,7 +235,7 @@ class CompressedTensors(Layout):
         }  # fmt: skip
 
     def matrix(self, module: str, stored: Mapping[str, Stored], fmt: Format) -> GroupedMatrix:
-        group = -1 if fmt.whole_rows else fmt.weights
+        group = -1 if fmt.encoding.whole_rows else fmt.weights
         scheme = Scheme("pack-quantized", "int", fmt.code_bits, group, not fmt.zero_field, BLOCK, Modules())
         return CompressedMatrix(module, stored, scheme)
 

@@ -124,7 +124,7 @@ def with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffi
     sc, m = np.empty((2, n, kind.groups), np.uint8)
     codes = np.empty(x.shape, np.uint8)
     arrays = {"x": x, "importance": importance, "d": d, "dmin": dmin, "sc": sc, "m": m, "codes": codes}
-    facts = {"groups": kind.groups, "most": kind.most, "most_scale": kind.most_scale}
+    facts = {"groups": kind.groups, "most": kind.max_code, "most_scale": kind.max_scale}
     facts |= {"rooted": kind.rooted, "spills": kind.spills}
     steps = _steps(kind.steps if importance is None else search.STEPS)
     done = _called(FIT, "qgemm_fit_with_minimums", Fit, arrays, n=n, means=kind.means, **facts, **steps)
@@ -137,7 +137,7 @@ def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> F
     d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
     sc = np.empty((n, kind.groups), np.int8)
     arrays = {"x": x, "importance": importance, "d": d, "sc": sc, "codes": codes}
-    facts = {"groups": kind.groups, "most": kind.zero, "most_scale": kind.most_scale, "moved": kind.moved}
+    facts = {"groups": kind.groups, "most": kind.zero, "most_scale": kind.max_scale, "moved": kind.moved}
     means = {"with_means": kind.means is not None, "means": kind.means or 0}
     ends = {"least": kind.least, "empty": kind.empty}
     done = _called(FIT, "qgemm_fit_without_minimums", Fit, arrays, n=n, **facts, **means, **ends)
@@ -158,7 +158,7 @@ def of_lattice(kind: lattice.Lattice, x: Floats, importance: Floats | None) -> l
         "scale": fit.scales, "points": fit.points, "signs": fit.signs, "empty": fit.empty,
     }  # fmt: skip
     facts = {"dims": table.dims, "base": table.base, "size": kind.size, "steps": kind.steps, "step": kind.step}
-    flags = {"paired": kind.paired, "all_again": kind.all_again, "first_fit": kind.first_fit}
+    flags = {"paired": kind.paired, "all_again": kind.refit_all, "first_fit": kind.first_fit}
     reals = {"least": kind.least, "means": kind.means, "flat": kind.flat or 0}
     done = _called(LATTICE, "qgemm_fit_lattice", Grid, arrays, n=n, **facts, **flags, **reals)
     return fit if done else None
@@ -219,7 +219,7 @@ def compiles_blocks(fmt: Format) -> bool:
 def of_groups(fmt: Format) -> bool:
     """Whether it encodes groups of a format: of 32 to 256 weights and two bits and more, without zeros of floats."""
     floats = fmt.zero_field and fmt.dtype[fmt.zero_field].kind == "f"
-    return fmt.family == "groups" and fmt.code_bits > 1 and not fmt.whole_rows and not floats
+    return fmt.family == "groups" and fmt.code_bits > 1 and not fmt.encoding.whole_rows and not floats
 
 
 def exported(fmt: Format) -> str:
@@ -236,11 +236,11 @@ def blocks_job(
     if fmt.variant is not None:
         assert fmt.codebook is not None
         arrays |= _edges(fmt)
-        facts = {"planes": fmt.dtype["planes"].shape[0], "limit": fmt.limit}
+        facts = {"planes": fmt.dtype["planes"].shape[0], "limit": fmt.encoding.limit}
         facts["absmax_bytes"] = fmt.dtype["absmax"].itemsize
     if of_groups(fmt):
         facts = {"group_bits": fmt.code_bits, "group_weights": fmt.weights, "group_zero": bool(fmt.zero_field)}
-        facts |= {"group_bf16": fmt.dtype["d"].kind == "u", "block_bytes": fmt.block_bytes, "limit": fmt.limit}
+        facts |= {"group_bf16": fmt.dtype["d"].kind == "u", "block_bytes": fmt.block_bytes, "limit": fmt.encoding.limit}
     return Blocks(**{field: array.ctypes.data for field, array in arrays.items()}, **facts), arrays
 
 

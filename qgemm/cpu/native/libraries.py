@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from qgemm.codec import activations
+from qgemm.codec import q8_1_f32
 from qgemm.codec.eight_bits import level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import LEAST
+from qgemm.codec.group_activations import MIN_MAGNITUDE
 from qgemm.formats import FORMATS
 
 from . import prebuilt
@@ -23,7 +23,7 @@ from .sources import Source, folder, source_of
 @cache
 def source(fmt: Format) -> Source | None:
     """None for a format without a header, whose rows are decoded before they are multiplied as f32."""
-    family = "kbit" if fmt.bit_planes else fmt.family or ("plain" if fmt.plain else fmt.name)
+    family = "kbit" if fmt.tile.bit_planes else fmt.family or ("plain" if fmt.plain else fmt.name)
     if fmt.levels is None or not (folder() / "formats" / f"{family}.h").is_file():
         return None
     definitions = {
@@ -40,14 +40,18 @@ def source(fmt: Format) -> Source | None:
         if fmt.family == "f8":
             definitions["MANTISSA_BITS"] = "3" if "e4m3" in fmt.name else "2"
         return compilable(fmt, source_of("floats", {**definitions, "CODE_PLANES": str(fmt.code_bits)}))
-    definitions["ACTIVATION_BYTES"] = str(activations.DTYPE.itemsize)
+    definitions["ACTIVATION_BYTES"] = str(q8_1_f32.DTYPE.itemsize)
     least, greatest = level_range(fmt)
-    definitions |= {"LEAST_LEVEL": f"{least}f", "GREATEST_LEVEL": f"{greatest}f", "LEAST_EIGHT_BITS": f"{LEAST}f"}
+    definitions |= {
+        "LEAST_LEVEL": f"{least}f",
+        "GREATEST_LEVEL": f"{greatest}f",
+        "LEAST_EIGHT_BITS": f"{MIN_MAGNITUDE}f",
+    }
     if fmt.codebook is not None:
         definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
-    if fmt.grid is not None:
-        points = np.ascontiguousarray(fmt.grid.points()).view(f"<u{fmt.grid.weights}").reshape(-1)
-        definitions["GRID_WEIGHTS"] = str(fmt.grid.weights)
+    if fmt.tile.grid is not None:
+        points = np.ascontiguousarray(fmt.tile.grid.points()).view(f"<u{fmt.tile.grid.weights}").reshape(-1)
+        definitions["GRID_WEIGHTS"] = str(fmt.tile.grid.weights)
         definitions["GRID_POINTS"] = "{" + ",".join(map(hex, points.tolist())) + "}"
     if fmt.family == "groups":
         definitions |= group_definitions(fmt)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec import activations, group_activations
+from qgemm.codec import group_activations, q8_1_f32
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
@@ -42,12 +42,12 @@ class RowsOfX(ctypes.Structure):
 QUANTIZER = source_of(
     "activations",
     {
-        "UNIT": f"{activations.UNIT}f",
+        "UNIT": f"{q8_1_f32.UNIT}f",
         "QUANTIZATION_FIELDS": fields(Quantization),
-        "ACTIVATION_BYTES": str(activations.DTYPE.itemsize),
+        "ACTIVATION_BYTES": str(q8_1_f32.DTYPE.itemsize),
         "ROWS_FIELDS": fields(RowsOfX),
         "GROUPED_BYTES": str(group_activations.DTYPE.itemsize),
-        "LEAST_EIGHT_BITS": f"{group_activations.LEAST}f",
+        "LEAST_EIGHT_BITS": f"{group_activations.MIN_MAGNITUDE}f",
     },
     UNFUSED,
 )
@@ -64,7 +64,7 @@ def quantize(x: Floats) -> Blocks | None:
     if engine is None:
         return None
     values = np.require(x, np.float32, ["C", "A"])
-    blocks = np.empty(len(values), activations.DTYPE)
+    blocks = np.empty(len(values), q8_1_f32.DTYPE)
     run(engine.qgemm_quantize, Quantization(values.ctypes.data, blocks.ctypes.data), len(values), 8 * ROWS)
     return blocks
 
@@ -249,7 +249,7 @@ def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], ac
         quantize=None if quantizer is None else _address(quantizer.qgemm_quantize_blocks),
         eight=None if eight is None else _address(eight),
         table=None if table is None else table.ctypes.data, n=shape[0], k=shape[1], digits=digits,
-        unit=activations.UNIT if activation == "a8" else 1.0,
+        unit=q8_1_f32.UNIT if activation == "a8" else 1.0,
         **dict(zip(("row_bytes", "tile_bytes"), sizes, strict=True)),
     )  # fmt: skip
 

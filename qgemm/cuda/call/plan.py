@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from qgemm.codec.activations import FORMAT as ACTIVATIONS
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
 from qgemm.cuda.kernels.kernel import Kernel, Launchable
 from qgemm.cuda.kernels.routes import launch, route
-from qgemm.cuda.layout import activations, group_activations
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks
 from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, Output, Problem, gpu
 from qgemm.cuda.tensor import DeviceTensor
 
@@ -187,7 +187,7 @@ def _form(kernel: Kernel, source: Source, activation: str, device: int, inside: 
     if kernel.takes_q8_1:
         if source.prepared:
             return Form(Q8_1)
-        return Form(Q8_1, partial(quantize_launch, device, x, k, m), activations.nbytes(m, k))
+        return Form(Q8_1, partial(quantize_launch, device, x, k, m), q8_1_k_blocks.nbytes(m, k))
     decoded = source.dtype if source.dtype == "float16" else "float32"
     kind, nbytes = C_TYPES[decoded], m * k * ITEMSIZE[decoded]
     if source.prepared:

@@ -1,4 +1,4 @@
-"""Compiled kernels, cached by content: CuPy's cache would serve a stale cubin after a header was edited."""
+"""Compiled kernels, cached by content: CuPy's cache would return a stale cubin after a change of a header."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from .sources import MAX_HEADERS, closure
 def cached(source: str, arch: str, headers: Mapping[str, str] | None = None) -> Compiled:
     """A unit compiled for an arch, with ptxas' report: from the cache, or compiled into it.
 
-    The key is everything the compiler reads: source, the headers it includes (the others of kernels/ do not matter),
-    arch, options, version.
+    The key is everything that the compiler reads: source, the headers that it includes, arch, options, version.
     """
     return fetched(source, arch, headers)[0]
 
 
 def fetched(source: str, arch: str, headers: Mapping[str, str] | None = None) -> tuple[Compiled, bool]:
     """The same, and whether it was compiled now."""
-    made: list[Compiled] = []
+    compiled: list[Compiled] = []
 
     def make() -> bytes:
-        made.append(compile_cubin(source, arch, headers))
-        return packed(made[0])
+        compiled.append(compile_cubin(source, arch, headers))
+        return packed(compiled[0])
 
     entry = load_or_make(f"{key(source, arch, headers)}.cubin", make)
-    return (made[0], True) if made else (unpacked(entry), False)
+    return (compiled[0], True) if compiled else (unpacked(entry), False)
 
 
 def cached_cubin(source: str, arch: str, headers: Mapping[str, str] | None = None) -> bytes:
@@ -51,10 +50,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def packed(made: Compiled) -> bytes:
-    """What is kept of a unit: the report's size in 4 bytes; report; cubin."""
-    report = made.report.encode()
-    return len(report).to_bytes(4, "little") + report + made.cubin
+def packed(compiled: Compiled) -> bytes:
+    """A cache entry of a unit: the report's size in 4 bytes, report, cubin."""
+    report = compiled.report.encode()
+    return len(report).to_bytes(4, "little") + report + compiled.cubin
 
 
 def unpacked(entry: bytes) -> Compiled:

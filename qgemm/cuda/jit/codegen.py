@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from qgemm.codec.codebook import BINS, LEAST, SCALE, below_bins, product_edges, search, short_edges
+from qgemm.codec.codebook import BINS, MIN_ABSMAX, SCALE, below_bins, product_edges, search, short_edges
 from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import LEAST as LEAST_MAGNITUDE
-from qgemm.cuda.layout import activations, group_activations, ternary
+from qgemm.codec.group_activations import MIN_MAGNITUDE
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks, ternary
 from qgemm.cuda.layout.tile import (
     K_BLOCK,
     ROWS,
@@ -35,16 +35,20 @@ from .cxx import C_TYPES, listed, offset_of, struct_members
 from .sources import kernel_path
 from .wgmma_codegen import wgmma_e4m3_header, wgmma_header, wgmma_s8_header
 
+# Members of a lane's codes, in the order of `slots`, whose first field holds the lowest bits: shared headers know these
+# names and no names of fields.
+CODE_FIELDS = ("low", "high", "top")
+
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 
 
 def headers(fmt: Format | None = None) -> dict[str, str]:
     """The headers that exist in memory alone, by the name in an #include.
 
-    host.cuh, eight_bit_layout.cuh, those of wgmma, and of a format tiles/NAME.cuh and, if it is one of a family,
+    host.cuh, eight_bit_layout.cuh, the wgmma headers; for a format tiles/NAME.cuh and, for a member of a family,
     formats/NAME.cuh.
     """
-    found = {
+    texts = {
         "host.cuh": host_header(),
         "wgmma_shapes.cuh": wgmma_header(),
         "wgmma_s8_shapes.cuh": wgmma_s8_header(),
@@ -52,15 +56,15 @@ def headers(fmt: Format | None = None) -> dict[str, str]:
         "eight_bit_layout.cuh": eight_bit_header(),
     }
     if fmt is not None:
-        found[f"tiles/{fmt.name}.cuh"] = tile_header(fmt)
+        texts[f"tiles/{fmt.name}.cuh"] = tile_header(fmt)
         if fmt.family:
-            found[f"formats/{fmt.name}.cuh"] = family_header(fmt)
-    return found
+            texts[f"formats/{fmt.name}.cuh"] = family_header(fmt)
+    return texts
 
 
 @cache
 def host_header() -> str:
-    """C++ for what host and device share and no format changes."""
+    """C++ of structs and constants that host and device share, the same for every format."""
     return f"""#pragma once
 #include "types.cuh"
 namespace qgemm {{
@@ -71,18 +75,18 @@ constexpr int TILE_ROWS = {ROWS}, K_BLOCK = {K_BLOCK}, WARPS = {WARPS};
 
 def activation_struct() -> str:
     """C++ for qgemm::Activations, derived from the dtype of quantized activations."""
-    dtype = activations.DTYPE
+    dtype = q8_1_k_blocks.DTYPE
     q, ds = (dtype[name].itemsize for name in ("qs", "ds"))
     offsets = ((member, offset_of(dtype, name)) for member, name in (("q", "qs"), ("ds", "ds")))
     asserts = "".join(
-        f'static_assert(OFFSET_OF(Activations, {member}) == {at}, "{member} differs from its dtype");\n'
-        for member, at in offsets
+        f'static_assert(OFFSET_OF(Activations, {member}) == {offset}, "{member} differs from its dtype");\n'
+        for member, offset in offsets
     )
-    return f"""// Quantized activations of one token and one k_block: qgemm/cuda/layout/activations.py has their order.
-constexpr float ACTIVATION_UNIT = {activations.UNIT:.0f};
+    return f"""// Quantized activations of one token and one k_block; their order: qgemm/cuda/layout/q8_1_k_blocks.py.
+constexpr float ACTIVATION_UNIT = {q8_1_k_blocks.UNIT:.0f};
 struct alignas(16) Activations {{
     signed char q[{q}];
-    float2 ds[{ds // 8}];  // of each block, in ACTIVATION_UNIT: its scale d, and s = d * sum(q)
+    float2 ds[{ds // 8}];  // by block, in ACTIVATION_UNIT: its scale d, and s = d * sum(q)
 }};
 static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from its dtype");
 {asserts}"""
@@ -90,14 +94,14 @@ static_assert(sizeof(Activations) == {dtype.itemsize}, "Activations differs from
 
 @cache
 def eight_bit_header() -> str:
-    """C++ for the groups of products of eight bits, for the order of its scales of x, and for gemm_sm90_s8's sizes."""
-    least = -int(math.log2(LEAST_MAGNITUDE))
+    """C++ of the groups of eight-bit products, of the order of their scales of x, and of gemm_sm90_s8's sizes."""
+    least = -int(math.log2(MIN_MAGNITUDE))
     return f"""#pragma once
 #include "host.cuh"
 namespace qgemm {{
-// Columns that share a scale of W; 2^-EIGHT_BIT_LEAST is the least magnitude that does not count as zero.
+// Columns that share a scale of W; magnitudes below 2^-EIGHT_BIT_LEAST count as zero.
 constexpr int EIGHT_BIT_COLUMNS = {COLUMNS}, EIGHT_BIT_LEAST = {least};
-// Where the scale of token i of 16 lies among theirs.
+// The index of the scale of token i among those of 16 tokens.
 __device__ inline int eight_bit_scale_offset(int i) {{ return {group_activations.SCALE_OFFSET_CPP}; }}
 constexpr int ROW_TILES_TOGETHER = {twins.S8Sizes.ROW_TILES_TOGETHER};
 {twins.declaration(twins.S8Sizes)}
@@ -119,14 +123,14 @@ namespace qgemm {{
 
 
 def _codes_header(fmt: Format) -> str:
-    """The header of what codes a tile has, where they are no words of codes."""
-    if fmt.grid is not None:
+    """The #include of the codes of a tile that are not plain words of codes."""
+    if fmt.tile.grid is not None:
         return '#include "codes/grid.cuh"'
-    return '#include "codes/ternary.cuh"' if fmt.digits is not None else ""
+    return '#include "codes/ternary.cuh"' if fmt.tile.digits is not None else ""
 
 
 def family_header(fmt: Format) -> str:
-    """formats/NAME.cuh of a format of a family: the template of kernels/codes/ over its fields and facts."""
+    """formats/NAME.cuh of a member of a family: the template of kernels/codes/ over its fields and facts."""
     own_zero, bf16 = (str(fact).lower() for fact in (bool(fmt.zero_field), fmt.name.endswith("_bf16")))
     name, *facts = {
         "groups": ("Groups", fmt.code_bits, own_zero, bf16),
@@ -148,23 +152,23 @@ struct {fmt.name} : {name}<{arguments}> {{}};
 def tile_structs(fmt: Format) -> str:
     """C++ for the device tile of a format, derived from its dtype.
 
-    NAME_codes: the words of a k_block's codes that a lane reads.
+    NAME_codes: the words of a k_block's codes that a lane reads, by CODE_FIELDS, and how many bits of a code each has.
     NAME_k_block<M16_TILES>, NAME_fields<M16_TILES>: the codes of one k_block and the fields per block, for M16_TILES of
     the tile's groups of 16 rows; with all of them (WARPS) as they lie in memory.
     """
     dtype = tile_dtype(fmt)
     fields = [(name, dtype[name]) for name in dtype.names or () if name != "k_blocks"]
-    return f"""{_k_block(fmt) if fmt.grid is None else grid_codegen.k_block(fmt)}template <int M16_TILES>
+    return f"""{_k_block(fmt) if fmt.tile.grid is None else grid_codegen.k_block(fmt)}template <int M16_TILES>
 struct alignas(16) {fmt.name}_fields {{
-    static constexpr int K_BLOCKS = {k_blocks(fmt)};  // of a tile
+    static constexpr int K_BLOCKS = {k_blocks(fmt)};  // in a tile
     static constexpr int GROUP_SIZE = {fmt.group};
     static constexpr bool SUPER_BLOCK = {int(fmt.weights > fmt.group)}, SCALES_ONCE = {int(scales_once(fmt))};
-    static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // of shared memory, for a codebook's levels
-    static constexpr bool OWNS_COLUMNS = {int(fmt.grid is not None)};  // of decode's lanes: see fragment.cuh
+    static constexpr int TABLE_BYTES = {table_bytes(fmt)};  // shared memory of a codebook's levels
+    static constexpr bool OWNS_COLUMNS = {int(fmt.tile.grid is not None)};  // see fragment.cuh
     // Levels times 2^-LEVEL_EXPONENT lie in tiles or the table, as halves.
     static constexpr bool CODES_ARE_LEVELS = {int(code_exponent(fmt) is not None)};
     static constexpr int LEVEL_EXPONENT = {code_exponent(fmt) or 0};
-    static constexpr int SCALE_FACTORS = {scale_factors(fmt)};  // of a scale or minimum, exact as halves, or 0
+    static constexpr int SCALE_FACTORS = {scale_factors(fmt)};  // exact halves of a scale or minimum: see fragment.cuh
     static constexpr float LARGEST_CODE = {largest_code(fmt).item().hex()}f;
     using Codes = {fmt.name}_codes;
     using KBlock = {fmt.name}_k_block<M16_TILES>;
@@ -182,7 +186,7 @@ def _k_block(fmt: Format) -> str:
     """C++ for the codes of a k_block."""
     k_block = tile_dtype(fmt)["k_blocks"].base
     members = struct_members([(name, k_block[name]) for name in k_block.names or ()])
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         return f"""
 using {fmt.name}_codes = TernaryCodes;
 template <int M16_TILES>
@@ -191,14 +195,16 @@ struct alignas(16) {fmt.name}_k_block {{
     __device__ TernaryCodes codes(int m16, int lane) const {{ return ternary_codes(*this, m16, lane); }}
 }};
 """
-    shares, loads = [], []
-    for field in k_block.names or ():
+    words, loads, bits = [], [], dict.fromkeys(CODE_FIELDS, 0)
+    for member, field in zip(CODE_FIELDS, k_block.names or (), strict=False):
         _, parts, _, chunk = k_block[field].shape
-        shares.append(f"u32 {field}[{parts * chunk}];")
-        at = ((f"share.{field} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
-        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in at]
+        bits[member] = parts * chunk
+        words.append(f"u32 {member}[{parts * chunk}];")
+        places = ((f"share.{member} + {chunk * i}", f"{field}[m16][{i}][lane]") for i in range(parts))
+        loads += [f"load_words<{chunk}>({to}, {source});" for to, source in places]
+    words.append(f"static constexpr int {', '.join(f'{name.upper()}_BITS = {n}' for name, n in bits.items())};")
     return f"""
-struct alignas(16) {fmt.name}_codes {{ {" ".join(shares)} }};
+struct alignas(16) {fmt.name}_codes {{ {" ".join(words)} }};
 template <int M16_TILES>
 struct alignas(16) {fmt.name}_k_block {{
     {members}
@@ -213,10 +219,10 @@ struct alignas(16) {fmt.name}_k_block {{
 
 def _codebook(fmt: Format) -> str:
     """C++ for a format's codebook; nothing where codes are numbers themselves."""
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return grid_codegen.codebook(fmt)
-    found = table(fmt)
-    if found is None or fmt.codebook is None:
+    layout = table(fmt)
+    if layout is None or fmt.codebook is None:
         return ""
     edges, codes = search(fmt.codebook)
     missing = len(fmt.codebook) - len(edges)
@@ -231,21 +237,21 @@ __device__ const float {fmt.name}_short_edges[] = {_floats(edges if short is Non
 __device__ const u8 {fmt.name}_numbers[] = {listed(np.pad(codes, (0, missing - 1)))};
 __device__ const u8 {fmt.name}_before[] = {listed(before)};
 struct {fmt.name}_codebook {{
-    using Absmax = {C_TYPES[next(fmt.dtype[name].str for name in fmt.dtype.names or () if name not in fmt.slots)]};
+    using Absmax = {C_TYPES[next(fmt.dtype[name].str for name in fmt.dtype.names or () if name not in fmt.tile.slots)]};
     static constexpr int BITS = {len(fmt.codebook).bit_length() - 1};
-    static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {found.bits}, COPIES = {found.copies};
-    static constexpr int EXPONENT = {level_exponent(fmt)};  // of levels as halves
+    static constexpr int CODES = {len(fmt.codebook)}, INDEX_BITS = {layout.bits}, COPIES = {layout.copies};
+    static constexpr int EXPONENT = {level_exponent(fmt)};  // levels times 2^-EXPONENT are halves
     static __device__ float level(u32 code) {{ return __ldg({fmt.name}_levels + code); }}
-    // The code of the level that has so many edges below it, RANKS if that is their number.
+    // The code of the level with `below` edges below it. RANKS: the code is that number.
     static constexpr bool RANKS = {int(np.array_equal(codes, np.arange(len(codes))))};
     static __device__ u32 code(int below) {{ return {fmt.name}_numbers[below]; }}
-    // Those edges, in order, for values times SCALE and as SHORT_EDGES, if there are any: qgemm/codec/codebook.py.
-    static constexpr float LEAST = {float(LEAST).hex()}f, SCALE = {SCALE.hex()}f;
+    // The edges in order, for values times SCALE, and short edges if SHORT_EDGES: qgemm/codec/codebook.py.
+    static constexpr float MIN_ABSMAX = {float(MIN_ABSMAX).hex()}f, SCALE = {SCALE.hex()}f;
     static constexpr bool SHORT_EDGES = {int(short is not None)};
     static __device__ float edge(int i) {{ return {fmt.name}_edges[i]; }}
     static __device__ float halfway(int i) {{ return {fmt.name}_halves[i]; }}
     static __device__ float short_edge(int i) {{ return {fmt.name}_short_edges[i]; }}
-    // Of BINS bins of values, none with two edges if they are APART, edges before it.
+    // The number of edges before each of BINS bins of values. APART: no bin has two edges.
     static constexpr int BINS = {BINS}, APART = {int(apart)};
     static __device__ u32 before(int bin) {{ return {fmt.name}_before[bin]; }}
 }};
@@ -259,96 +265,107 @@ def _floats(values: Any) -> str:
 def block_structs(fmt: Format) -> str:
     """C++ for the blocks of a format as they lie in a file, derived from its dtype and slots: NAME_blocks.
 
-    A struct a field, NAME_block_FIELD, is what NAME_blocks::for_codes(visit) and for_per_block(visit) hand to visit.
+    NAME_blocks::for_codes(visit) and for_per_block(visit) pass a struct of each field, NAME_block_FIELD, to visit.
 
-    Codes: the BITS of each, in how many PLANES of the block they lie and the MASK of those in one, the PAIRS of them
-    in an index; where they begin in a k_block (TO), the lane's words(share) (PARTS of LOAD_WORDS); base(k_block, t) +
-    offset(step, j) is the bit of a row of the tile's blocks at which lane t's j-th code of a step begins, in the first
-    plane; PLANE_BITS from a plane to the next.
-    Fields per block: their BYTES, those of what alternates between two rows (UNIT), where it begins in the block (AT)
-    and in the tile's fields (TO).
+    A field of codes: BITS of a code, PLANES of the block that they lie in, MASK of the bits in one plane, PAIRS of
+    codes in an index, TO: the offset in a k_block, words(share): the lane's words, PARTS loads of LOAD_WORDS words
+    each. Lane t's j-th code of a step begins at bit base(k_block, t) + offset(step, j) of a row of the tile's blocks,
+    in the first plane; the next plane is PLANE_BITS further.
+
+    A field per block: BYTES of the field, UNIT: bytes that alternate between two rows, AT: its offset in the block, TO:
+    its offset in the tile's fields.
     """
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return grid_codegen.block_structs(fmt)
     tile = tile_dtype(fmt)
     k_block = tile["k_blocks"].base
     structs, visits = [_block(fmt)], {"codes": "", "per_block": ""}
-    for name, (field, at, *_) in (fmt.dtype.fields or {}).items():
+    for name, (field, offset_in_block, *_) in (fmt.dtype.fields or {}).items():
         struct = f"{fmt.name}_block_{name}"
-        if name in fmt.slots:
+        if name in fmt.tile.slots:
             _, parts, _, chunk = k_block[name].shape
             base, offset = bits_of_codes(fmt, name)
             structs.append(f"__constant__ u16 {struct}_base[] = {listed(base)};")
             planes = planes_of(fmt, name)
             numbers = {"BITS": parts * chunk, "PLANES": planes, "MASK": (1 << parts * chunk // planes) - 1}
-            known = table(fmt)
+            codebook = table(fmt)
             numbers |= {
-                "PAIRS": 1 if known is None else known.pairs,
+                "PAIRS": 1 if codebook is None else codebook.pairs,
                 "PARTS": parts,
                 "LOAD_WORDS": chunk,
                 "PLANE_BITS": fmt.weights,
                 "TO": offset_of(k_block, name),
             }
             functions = f"""static int base(int k_block, int t) {{ return {struct}_base[4 * k_block + t]; }}
-    static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{name}; }}
+    static u32 (&words({fmt.name}_codes& share))[{parts * chunk}] {{ return share.{code_member(fmt, name)}; }}
     static constexpr int offset(int step, int j) {{ constexpr u16 of[] = {listed(offset)}; return of[4 * step + j]; }}
 """
         elif name in fmt.code_fields:
             continue
         else:
             to = offset_of(tile, name) - tile["k_blocks"].itemsize
-            numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": at, "TO": to}
+            numbers = {"BYTES": field.itemsize, "UNIT": tile[name].base.itemsize, "AT": offset_in_block, "TO": to}
             functions = ""
         constants = ", ".join(f"{key} = {value}" for key, value in numbers.items())
         structs.append(f"struct {struct} {{ static constexpr int {constants}; {functions}}};")
-        visits["codes" if name in fmt.slots else "per_block"] += f"visit({struct}()); "
+        visits["codes" if name in fmt.tile.slots else "per_block"] += f"visit({struct}()); "
     visitors = (
         f"    template <class Visit> static void for_{kind}(Visit visit) {{ {calls}}}\n"
         for kind, calls in visits.items()
     )
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         structs.append(_digits(fmt))
-    structs.append(f"""struct {fmt.name}_blocks{f" : {fmt.name}_block_digits" if fmt.digits is not None else ""} {{
+    structs.append(f"""struct {fmt.name}_blocks{f" : {fmt.name}_block_digits" if fmt.tile.digits is not None else ""} {{
     static constexpr int BYTES = {fmt.block_bytes}, WEIGHTS = {fmt.weights};
-    static constexpr bool GRID = false, TERNARY = {int(fmt.digits is not None)};
+    static constexpr bool GRID = false, TERNARY = {int(fmt.tile.digits is not None)};
 {"".join(visitors)}}};""")
     return "\n".join(structs)
 
 
 def _digits(fmt: Format) -> str:
-    """NAME_block_digits: see kernels/pack/ternary_blocks.cuh; the places of all weights, OF_BYTE * byte + digit."""
-    assert fmt.digits is not None
+    """NAME_block_digits: see kernels/pack/ternary_blocks.cuh; the place of each weight is OF_BYTE * byte + digit."""
+    assert fmt.tile.digits is not None
     places = [0] * fmt.weights
-    for part in fmt.digits.parts:
+    for part in fmt.tile.digits.parts:
         begin = offset_of(fmt.dtype, part.field) + part.first
         for digit, byte in np.ndindex(part.digits, part.size):
             places[part.weight + part.size * digit + byte] = ternary.DIGITS * (begin + byte) + digit
     return f"""__constant__ u16 {fmt.name}_places[] = {listed(places)};
 struct {fmt.name}_block_digits {{
-    static constexpr int DIGIT_BYTES = {sum(part.size for part in fmt.digits.parts)};
+    static constexpr int DIGIT_BYTES = {sum(part.size for part in fmt.tile.digits.parts)};
     static DigitPlace place(int weight) {{
-        const int found = {fmt.name}_places[weight];
-        return {{found / OF_BYTE, found % OF_BYTE}};
+        const int place = {fmt.name}_places[weight];
+        return {{place / OF_BYTE, place % OF_BYTE}};
     }}
 }};"""
 
 
 def _block(fmt: Format) -> str:
-    """C++ for one block of a format that kernels write whole."""
-    if fmt.encode is None or not fmt.integer or fmt.grid is not None or fmt.family:
+    """C++ of one block of a format whose blocks kernels encode."""
+    if fmt.encode is None or not fmt.integer or fmt.tile.grid is not None or fmt.family:
         return ""
     fields = ((name, fmt.dtype[name]) for name in fmt.dtype.names or ())
-    members = (f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields)
+    members = [f"{C_TYPES[field.base.str]} {name}{''.join(f'[{n}]' for n in field.shape)};" for name, field in fields]
+    members.append(f"static constexpr int CODE_BITS = {fmt.code_bits};")
+    for name in fmt.tile.slots:
+        field = fmt.dtype[name]
+        c_type, size = C_TYPES[field.base.str], field.itemsize
+        members.append(f"__device__ {c_type} (&{code_member(fmt, name)}())[{size}] {{ return {name}; }}")
     return f"struct {fmt.name}_block {{ {' '.join(members)} }};"
 
 
+def code_member(fmt: Format, name: str) -> str:
+    """The name by which shared headers know a field of codes."""
+    return CODE_FIELDS[list(fmt.tile.slots).index(name)]
+
+
 def compose(kernel: str, fmt: Format | None = None, **template: str | int) -> str:
-    """The translation unit of one kernel: qgemm::Config, then the file that knows no format; see also `headers`."""
+    """The translation unit of one kernel: qgemm::Config, then the format-independent file; see also `headers`."""
     return f'{config(fmt, **template)}#include "{kernel_path(kernel)}"\n'
 
 
 def config(fmt: Format | None = None, **template: str | int) -> str:
-    """C++ for qgemm::Config, over which headers and kernels are templates: a format and a template as its members.
+    """C++ of qgemm::Config, the template argument of headers and kernels, with a format and template constants.
 
     A str of the template becomes a type (`using In = half;`), an int a constant (`static constexpr int TOKENS = 8;`).
     """

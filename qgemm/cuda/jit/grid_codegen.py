@@ -1,4 +1,4 @@
-"""C++ for formats whose weights are points of a grid: their table, the codes of a tile, the bits of their blocks."""
+"""C++ of formats whose weights are points of a grid: their table, the codes of a tile, the bits of their blocks."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from qgemm.cuda.layout.tile import tile_dtype
 
 from .cxx import C_TYPES, listed, offset_of, struct_members
 
-MOST = 8  # bits of a run
-COLUMNS = (0, 4, 2, 6, 1, 5, 3, 7)  # of a point, where decode_slices has them
+MAX_BITS = 8  # in a run
+COLUMNS = (0, 4, 2, 6, 1, 5, 3, 7)  # the order of a point's columns in decode_slices
 
 
 class Run(NamedTuple):
-    """Bits `to` to `to + bits - 1` of a number are those of a row's block from `at` on."""
+    """Bits `to` to `to + bits - 1` of a number are bits `first` to `first + bits - 1` of a row's block."""
 
     to: int
     row: int
-    at: int
+    first: int
     bits: int
 
 
-def runs(rows: tuple[int, ...], at: tuple[int, ...]) -> list[Run]:
-    """The bits of a number in as few runs as can be, of at most MOST."""
-    found: list[Run] = []
-    for to, (row, bit) in enumerate(zip(rows, at, strict=True)):
-        last = found[-1] if found else None
-        if last is not None and last.bits < MOST and (row, bit) == (last.row, last.at + last.bits):
-            found[-1] = last._replace(bits=last.bits + 1)
+def runs(rows: tuple[int, ...], bits: tuple[int, ...]) -> list[Run]:
+    """The fewest runs of at most MAX_BITS that copy these bits of blocks to a number."""
+    merged: list[Run] = []
+    for to, (row, bit) in enumerate(zip(rows, bits, strict=True)):
+        last = merged[-1] if merged else None
+        if last is not None and last.bits < MAX_BITS and (row, bit) == (last.row, last.first + last.bits):
+            merged[-1] = last._replace(bits=last.bits + 1)
         else:
-            found.append(Run(to, row, bit, 1))
-    assert all(a.to + a.bits == b.to for a, b in pairwise(found))
-    return found
+            merged.append(Run(to, row, bit, 1))
+    assert all(a.to + a.bits == b.to for a, b in pairwise(merged))
+    return merged
 
 
 def codebook(fmt: Format) -> str:
     """NAME_grid, over which kernels/codes/grid.cuh is a template."""
     grid = _grid(fmt)
     words = np.ascontiguousarray(grid.points()).view("<u4").reshape(-1)
-    found = layout.table(grid)
+    table = layout.table(grid)
     return f"""
 __device__ const u32 {fmt.name}_points[] = {listed(words.tolist())};
 struct {fmt.name}_grid {{
-    static constexpr int WEIGHTS = {grid.weights}, POINTS = {found.points}, HIGH = {grid.high}, SIGNS = {grid.signs};
-    static constexpr int COPIES = {found.copies};
+    static constexpr int WEIGHTS = {grid.weights}, POINTS = {table.points}, HIGH = {grid.high}, SIGNS = {grid.signs};
+    static constexpr int COPIES = {table.copies};
     static __device__ u32 levels(u32 i) {{ return __ldg({fmt.name}_points + i); }}
 {_selectors(fmt)}}};
 """
 
 
 def _selectors(fmt: Format) -> str:
-    """What decode_slices has of points of eight weights: up to eight levels, four bytes in each of two words.
+    """Points of eight weights for decode_slices: up to eight levels as bytes in two words, and selectors of each point.
 
-    Where signs lie beside points negative levels are in the second. Of a point the numbers of its weights' levels, four
-    bits each, in the order COLUMNS.
+    Where signs are stored beside points, the second word has the negative levels. Selectors are the numbers of the
+    levels of a point's weights, four bits each, in the order COLUMNS.
     """
     grid = _grid(fmt)
     if grid.weights != len(COLUMNS):
@@ -97,10 +97,11 @@ struct alignas(16) {fmt.name}_k_block {{
 
 
 def block_structs(fmt: Format) -> str:
-    """NAME_blocks, whose for_numbers(visit) and for_words(visit) hand a struct of each field to visit.
+    """NAME_blocks, whose for_numbers(visit) and for_words(visit) pass a struct of each field to visit.
 
-    Numbers of a k_block, TO bytes into it: Type, of OWNERS to a quad; run(i) of RUNS begins at the block's bit
-    base(k_block, owner) + at. Words per block, WORDS of them, TO bytes into a tile's fields; `at` of each bit.
+    Numbers of a k_block: TO, their offset in it, Type, OWNERS in a quad, and RUNS runs; run(i) begins at the block's
+    bit base(k_block, owner) + run(i).at. Words per block: WORDS, TO, their offset in a tile's fields, and at(bit), the
+    block's bit that each of their bits comes from.
     """
     grid, tile = _grid(fmt), tile_dtype(fmt)
     lanes = "\n".join(_lane_field(fmt, field, offset_of(tile["k_blocks"].base, field.name)) for field in grid.lanes)
@@ -123,11 +124,11 @@ struct {fmt.name}_blocks {{
 
 
 def _lane_field(fmt: Format, field: LaneField, to: int) -> str:
-    found = runs(field.rows, field.at)
-    runs_of = listed(listed(each) for each in found)
+    bit_runs = runs(field.rows, field.bits)
+    runs_of = listed(listed(run) for run in bit_runs)
     return f"""struct {fmt.name}_block_{field.name} {{
     using Type = {C_TYPES[field.dtype.str]};
-    static constexpr int OWNERS = {field.owners}, RUNS = {len(found)}, TO = {to};
+    static constexpr int OWNERS = {field.owners}, RUNS = {len(bit_runs)}, TO = {to};
     static int base(int k_block, int owner) {{ return {field.along} * k_block + {field.apart} * owner; }}
     static constexpr BitRun run(int i) {{ constexpr BitRun of[] = {runs_of}; return of[i]; }}
 }};"""
@@ -135,13 +136,13 @@ def _lane_field(fmt: Format, field: LaneField, to: int) -> str:
 
 def _block_field(fmt: Format, field: BlockField, to: int) -> str:
     name = f"{fmt.name}_block_{field.name}"
-    return f"""__constant__ u16 {name}_at[] = {listed(field.at)};
+    return f"""__constant__ u16 {name}_at[] = {listed(field.bits)};
 struct {name} {{
-    static constexpr int WORDS = {len(field.at) // 16}, TO = {to};
+    static constexpr int WORDS = {len(field.bits) // 16}, TO = {to};
     static int at(int bit) {{ return {name}_at[bit]; }}
 }};"""
 
 
 def _grid(fmt: Format) -> Grid:
-    assert fmt.grid is not None
-    return fmt.grid
+    assert fmt.tile.grid is not None
+    return fmt.tile.grid

@@ -58,7 +58,7 @@ def _compiled(source: str, arch: str, headers: Mapping[str, str], more: Iterable
     nvrtc, include = _nvrtc()
     includes = [f"--include-path={path}" for path in (kernels_dir(), include)]
     encoded = [option.encode() for option in (*options_for(arch), *more, *includes)]
-    names, texts = ([text.encode() for text in some] for some in (headers.keys(), headers.values()))
+    names, texts = ([text.encode() for text in items] for items in (headers.keys(), headers.values()))
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"qgemm.cu", len(names), texts, names)
     _check(nvrtc, status, "cannot create a program")
     try:

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
-MAX_HEADERS = 1024  # whose includes and digests are kept: those of kernels/, and those made for formats
+MAX_HEADERS = 1024  # headers of kernels/ and of formats whose includes and digests are cached
 
 
 def kernels_dir() -> Path:
@@ -43,18 +43,18 @@ def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:
     behind an #if counts as well: one header too many costs a compilation, one too few would serve a stale kernel. A
     file that is not there is left out; if it is needed, compiling fails.
     """
-    folder, found = str(kernels_dir()), dict[str, str]()
+    folder, texts = str(kernels_dir()), dict[str, str]()
     todo = list(_included("", source))
     while todo:
         names = todo.pop()
         for name in names:
             text = headers.get(name) if name in headers else _text(folder, name)
             if text is not None:
-                if name not in found:
-                    found[name] = text
+                if name not in texts:
+                    texts[name] = text
                     todo.extend(_included(posixpath.dirname(name), text))
                 break
-    return dict(sorted(found.items()))
+    return dict(sorted(texts.items()))
 
 
 @lru_cache(maxsize=MAX_HEADERS)

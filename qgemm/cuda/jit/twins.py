@@ -1,4 +1,4 @@
-"""Structs and numbers that host and device share, each declared once: here, in ctypes, from which the C++ is generated.
+"""Structs and numbers that host and device share, declared once: here, in ctypes. Their C++ is generated.
 
 The C++ is the virtual header host.cuh. Pointers are void* on both sides; a kernel casts them.
 """
@@ -11,27 +11,27 @@ from typing import Any
 
 from qgemm.gating import GATES
 
-MAX_PRODUCTS = 4  # of a launch: Q, K and V, or gate and up
+MAX_PRODUCTS = 4  # in a launch: Q, K and V, or gate and up
 
-# Types of arrays that a kernel learns at run time; 0: there is no array.
+# Types of arrays, which kernels branch on at run time; 0: there is no array.
 TYPE_CODES = {"float32": 1, "float16": 2, "bfloat16": 3}
 GATE_CODES = {name: code for code, name in enumerate(GATES, 1)}  # 0: there is no gate
 ENUMERATORS = {"float32": "FLOAT32", "float16": "FLOAT16", "bfloat16": "BFLOAT16"}
 
 
 class Types(ctypes.Structure):
-    """TYPE_CODES of a product's arrays, and of GATE_CODES the one by which it is gated."""
+    """TYPE_CODES of a product's arrays and the GATE_CODES code of its gate."""
 
     _fields_ = [(name, ctypes.c_int32) for name in ("y", "bias", "residual", "gate")]
 
     @classmethod
-    def of(cls, y: str, bias: str, residual: str, gate: str = "") -> Types:
-        """From names of NumPy types and of a gate, "" for what is not there."""
+    def from_names(cls, y: str, bias: str, residual: str, gate: str = "") -> Types:
+        """From the names of NumPy types and of a gate; "" where there is none."""
         return cls(*(TYPE_CODES.get(name, 0) for name in (y, bias, residual)), GATE_CODES.get(gate, 0))
 
 
 class Outputs(ctypes.Structure):
-    """What the epilogue of a product reads and writes: y [m, n], bias [n] or null, residual [m, n] or null."""
+    """The arrays of a product's epilogue: y [m, n], bias [n] or null, residual [m, n] or null."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("y", "bias", "residual")]
 
@@ -49,7 +49,7 @@ class Arrays(ctypes.Structure):
 
 
 class ProductSize(ctypes.Structure):
-    """N of a product, the CTA after its last, and the types of its arrays."""
+    """N of a product, the number after that of its last CTA, and the types of its arrays."""
 
     _fields_ = [("n", ctypes.c_int64), ("end", ctypes.c_int64), ("types", Types)]
 
@@ -69,9 +69,10 @@ class Products(ctypes.Structure):
 class ExpertProducts(ctypes.Structure):
     """Products by experts that a router chose, ids [T, top_k] of int32 or, wide, int64; pointers come first.
 
-    products: one, or a gate and what it gates; their tiles are those of expert 0. weights: of the router, [T, top_k] of
-    a type of TYPE_CODES, or null. expert_bytes, expert_rows: from the tiles and from the biases of an expert to the
-    next one's. x_of_slots: whether x has a row for each expert of a token. ids_are_known: before griddepcontrol.wait.
+    products: one, or a gate and the product that it gates, with the tiles of expert 0. weights: the router's
+    [T, top_k], with a type of TYPE_CODES, or null. expert_bytes, expert_rows: strides of experts' tiles and biases.
+    x_of_slots: whether x has a row for each expert of a token. ids_are_known: whether ids may be read before
+    griddepcontrol.wait.
     """
 
     _fields_ = [
@@ -84,11 +85,11 @@ class ExpertProducts(ctypes.Structure):
 
 
 class ExpertTileProducts(ctypes.Structure):
-    """Products of sorted rows by the experts of their token tiles: one, or a gate and what it gates.
+    """Products of sorted rows by the experts of their token tiles: one, or a gate and the product that it gates.
 
-    Pointers come first. counts: a TokenTiles. token_tiles: a TokenTile each. products: see ExpertProducts; x has the
-    sorted rows. expert_bytes, expert_rows: from the tiles and from the biases of an expert to the next one's.
-    tiles_are_known: before griddepcontrol.wait.
+    Pointers come first. counts: a TokenTiles. token_tiles: an array of TokenTile. products: see ExpertProducts; x has
+    the sorted rows. expert_bytes, expert_rows: see ExpertProducts. tiles_are_known: whether counts and token_tiles may
+    be read before griddepcontrol.wait.
     """
 
     _fields_ = [
@@ -100,12 +101,12 @@ class ExpertTileProducts(ctypes.Structure):
 
 
 class Divisor(ctypes.Structure):
-    """Division of 0 .. 2^31 - 1 by a number that the host knows: factor is 2^(31 + shift) / number, rounded up."""
+    """Division of 0 .. 2^31 - 1 by a number of the host: factor is 2^(31 + shift) / number, rounded up."""
 
     _fields_ = [(name, ctypes.c_uint32) for name in ("factor", "shift")]
 
     @classmethod
-    def of(cls, number: int) -> Divisor:
+    def by(cls, number: int) -> Divisor:
         """For a number from 1 to 2^31."""
         shift = (number - 1).bit_length()
         return cls(factor=-(-(1 << 31 + shift) // number), shift=shift)
@@ -114,8 +115,8 @@ class Divisor(ctypes.Structure):
 class StreamK(ctypes.Structure):
     """The schedule of a persistent grid: kernels/gemm/schedule.cuh says how its CTAs follow it.
 
-    Tiles from `whole_tiles` on are laid end to end and split, one segment a CTA. cluster_split_k: CTAs of each such
-    tile, an even number of equal shares whose CTAs are pairs (clusters); 0: none. units_per_cta, remainder: work units
+    Tiles from `whole_tiles` on are laid end to end and split, one segment for each CTA. cluster_split_k: CTAs that
+    share such a tile equally, an even number, in clusters of two; 0: no clusters. units_per_cta, remainder: work units
     along K of all split tiles, divided by the number of CTAs. Divisors: CTAs; work units of a tile; tiles of y along N.
     """
 
@@ -142,23 +143,23 @@ class DenseProduct(ctypes.Structure):
 
 
 class TokenTile(ctypes.Structure):
-    """Sorted rows `row` .. `row + rows - 1`, of one expert, whose `count` token tiles begin with number `first`."""
+    """Sorted rows `row` .. `row + rows - 1` of one expert, whose `count` token tiles begin with number `first`."""
 
     _fields_ = [(name, ctypes.c_int32) for name in ("expert", "row", "rows", "first", "count")]
 
 
 class TokenTiles(ctypes.Structure):
-    """How many token tiles and sorted rows there are."""
+    """The number of token tiles and of sorted rows."""
 
     _fields_ = [(name, ctypes.c_int32) for name in ("count", "rows")]
 
 
 class ExpertSort(ctypes.Structure):
-    """ids [T, top_k], and what moe_sort makes of their `slots` places: sorted rows, `tokens` of a token tile.
+    """Arguments of moe_sort: ids [T, top_k] with `slots` places -> sorted rows, up to `tokens` in a token tile.
 
-    counts: a TokenTiles. token_tiles: a TokenTile each. rows: the sorted row of a slot, -1 where its id is no expert.
-    x, sorted: rows of `chunks` times 16 bytes, also as chunks_of_row; slots_of_row: that share a row of x. segment:
-    slots of a CTA.
+    counts: a TokenTiles. token_tiles: an array of TokenTile. rows: the sorted row of a slot, -1 where its id is no
+    expert. x, sorted: rows of `chunks` times 16 bytes, also as the divisor chunks_of_row. slots_of_row: slots that
+    share a row of x. segment: slots of a CTA.
     """
 
     _fields_ = [
@@ -170,13 +171,13 @@ class ExpertSort(ctypes.Structure):
 
 
 class GroupedProducts(ctypes.Structure):
-    """Products by experts of sorted rows: one, or a gate and what it gates; pointers come first.
+    """Products by experts of sorted rows: one, or a gate and the product that it gates; pointers come first.
 
-    tiles, row_absmax: of expert 0, of both products. biases: of both, of bias_types, where one gates the other.
-    partials: the workspace of stream-K. expert_bytes, expert_rows: from the tiles and from the biases of an expert to
-    the next one's. n, k: of a product. rows_of_x: of the buffer of sorted rows. tiles_are_known: whether the kernel
-    before has waited for the sort. stream_k: its divisors; the rest follows from the number of token tiles. x, factor,
-    unit: of mma.sync, the sorted rows, and what brings weights into the range of half and undoes it.
+    tiles, row_absmax: of both products, for expert 0. biases: of both products, of bias_types, where one gates the
+    other. partials: the workspace of stream-K. expert_bytes, expert_rows: see ExpertProducts. n, k: of a product.
+    rows_of_x: rows of the buffer of sorted rows. tiles_are_known: whether the preceding kernel has waited for the sort.
+    stream_k: its divisors; the rest follows from the number of token tiles. x, factor, unit: for mma.sync, the sorted
+    rows, the factor that brings weights into the range of half and its inverse.
     """
 
     _fields_ = [
@@ -192,7 +193,7 @@ class GroupedProducts(ctypes.Structure):
 
 
 class ExpertSums(ctypes.Structure):
-    """y [T, n], the sums over a token's `top_k` experts of weight * (product + bias); pointers come first.
+    """y [T, n], sums over the `top_k` experts of a token of weight * (product + bias); pointers come first.
 
     products: [rows, n], sorted. rows: the sorted row of each slot. weights, biases: of these types, or null.
     """
@@ -205,15 +206,15 @@ class ExpertSums(ctypes.Structure):
 
 
 class S8Sizes(ctypes.Structure):
-    """The sizes of a launch of gemm_sm90_s8, y [m, n], by rows of W whose bytes have room in a workspace.
+    """The sizes of a launch of gemm_sm90_s8, y [m, n], for rows of W whose bytes fit into a workspace.
 
-    stages: along K. tiles_along_k: of packed W. x_rows: of x's bytes as they lie in memory. x_type: of x that is
-    quantized within, of TYPE_CODES. first_row_block, row_blocks: of those in the workspace, among those of W.
-    row_tiles, token_tiles: of y, for clusters; those from `whole` on are cut in two along tokens. first_row_tiles: with
-    which all clusters together begin.
+    stages: pipeline stages along K. tiles_along_k: tiles of packed W. x_rows: rows of x's bytes in memory. x_type: the
+    TYPE_CODES code of an x that the kernel quantizes. first_row_block, row_blocks: the row blocks of W in the
+    workspace. row_tiles, token_tiles: tiles of y, for clusters; tiles from `whole` on are cut in two along tokens.
+    first_row_tiles: row tiles that all clusters together begin with.
     """
 
-    ROW_TILES_TOGETHER = 8  # whose tokens all come before the next row tiles
+    ROW_TILES_TOGETHER = 8  # row tiles whose token tiles are all scheduled before the next ones
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("n", "workspace_bytes", "k")),
         *((name, ctypes.c_int32) for name in ("m", "stages", "tiles_along_k", "x_rows", "x_type", "first_row_block")),
@@ -222,21 +223,21 @@ class S8Sizes(ctypes.Structure):
 
 
 class TensorMap(ctypes.Structure):
-    """CUtensorMap: opaque, encoded by the driver, which wants it at a multiple of ALIGNMENT."""
+    """CUtensorMap: opaque, encoded by the driver, which requires this ALIGNMENT."""
 
     ALIGNMENT = 64
     _fields_ = [("opaque", ctypes.c_uint64 * 16)]
 
 
-class Found(ctypes.Structure):
-    """What a CTA of the encoder finds: sums of squared errors and squared values, the first block that is refused."""
+class EncodeStats(ctypes.Structure):
+    """Results of a CTA of an encoder: sums of squared errors and squared values, the first refused block."""
 
     _fields_ = [("error", ctypes.c_double), ("power", ctypes.c_double), ("refused", ctypes.c_int64)]
 
 
 STRUCTS = (
     Types, Outputs, EpilogueArguments, Arrays, ProductSize, Products, ExpertProducts, ExpertTileProducts, Divisor,
-    StreamK, DenseProduct, TokenTile, TokenTiles, ExpertSort, GroupedProducts, ExpertSums, TensorMap, Found,
+    StreamK, DenseProduct, TokenTile, TokenTiles, ExpertSort, GroupedProducts, ExpertSums, TensorMap, EncodeStats,
 )  # fmt: skip
 SCALARS = {
     ctypes.c_void_p: "void*",
@@ -262,7 +263,7 @@ def declarations() -> str:
 
 
 def declaration(struct: type[ctypes.Structure]) -> str:
-    """C++ of one."""
+    """C++ of one struct."""
     return "\n".join(_declaration(struct))
 
 
@@ -272,8 +273,8 @@ def _declaration(struct: type[ctypes.Structure]) -> Iterator[str]:
     yield f"struct {f'alignas({align}) ' * bool(align)}{name} {{ {members} }};"
     yield f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "{name} differs from the host\'s");'
     for field, _ in _fields(struct):
-        at = getattr(struct, field).offset
-        yield f'static_assert(OFFSET_OF({name}, {field}) == {at}, "{name}.{field}: elsewhere on the host");'
+        offset = getattr(struct, field).offset
+        yield f'static_assert(OFFSET_OF({name}, {field}) == {offset}, "{name}.{field}: elsewhere on the host");'
 
 
 def _fields(struct: type[ctypes.Structure]) -> list[tuple[str, Any]]:

@@ -58,9 +58,9 @@ MAX_SLOTS = 65535  # slots of a launch: CUDA's limit on the second axis of a gri
 def sliced(fmt: Format) -> bool:
     """Whether one token is multiplied in slices: one mask turns codes of few bits into bytes, and a byte permutation
     finds points of eight weights among eight levels."""
-    if not fmt.tiled or not fmt.integer or fmt.digits is not None:
+    if not fmt.tiled or not fmt.integer or fmt.tile.digits is not None:
         return False
-    return tile_kind(fmt) == "few_bits" if fmt.grid is None else fmt.grid.weights == POINT
+    return tile_kind(fmt) == "few_bits" if fmt.tile.grid is None else fmt.tile.grid.weights == POINT
 
 
 # ---------------------------------------------------------------- configs
@@ -172,7 +172,7 @@ def describe(products: Products, p: Problem, m: int, config: DecodeConfig) -> in
     end = 0
     for product, output in zip(products.of, p.outputs, strict=False):
         end += 0 if p.gated and end else ctas_of(output.n, p, config)
-        product.n, product.end, product.types = output.n, end, Types.of(*output[1:])
+        product.n, product.end, product.types = output.n, end, Types.from_names(*output[1:])
     return end
 
 

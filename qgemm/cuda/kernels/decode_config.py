@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from qgemm.codec.format import Format
 from qgemm.cuda.configs import read
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.layout import activations
+from qgemm.cuda.layout import q8_1_k_blocks
 from qgemm.cuda.layout.tile import K_BLOCK, WARPS, columns, k_blocks, scales_once, table_bytes, tile_dtype
 from qgemm.cuda.problem import Q8_1
 
@@ -33,7 +33,7 @@ TOKEN_BYTES = {  # bytes of a token's share of a k_block in a pipeline, by the t
     "half": 2 * (K_BLOCK + PADDING),
     "bf16": 2 * (K_BLOCK + PADDING),
     "float": 4 * (K_BLOCK + PADDING),
-    Q8_1: activations.DTYPE.itemsize,
+    Q8_1: q8_1_k_blocks.DTYPE.itemsize,
 }
 INSIDE = 16384  # numbers of x, of all tokens together, that a CTA of decode_a8 quantizes at most
 SLICE_BLOCK = 256  # columns of sliced x that share a unit
@@ -140,10 +140,10 @@ def decode_configs_for(fmt: Format, kernel: str, tokens: int, sm: int) -> Iterat
 
 
 def tile_kind(fmt: Format) -> str:
-    """The kind of a format in the table of configs: "codebook", "pairs" (`Format.pair_lookup`), "grid", "few_bits" (up
-    to 3), "super_blocks", "bytes" (codes of 8 bits) or "blocks"."""
+    """The kind of a format in the table of configs: "codebook", "pairs" (`TileLayout.pair_lookup`), "grid", "few_bits"
+    (up to 3), "super_blocks", "bytes" (codes of 8 bits) or "blocks"."""
     if table_bytes(fmt):
-        return "codebook" if fmt.needs_table else "pairs" if fmt.pair_lookup else "grid"
+        return "codebook" if fmt.needs_table else "pairs" if fmt.tile.pair_lookup else "grid"
     if fmt.code_bits <= FEW_BITS:
         return "few_bits"
     return "super_blocks" if k_blocks(fmt) > 1 else "bytes" if fmt.code_bits == 8 else "blocks"

@@ -203,7 +203,7 @@ def _product(p: Problem, config: S8Config, part: Slice, nbytes: int, size: int) 
     """
     fmt = p.format if config.requantizers else None
     (output,), constants = p.outputs, template(config, fmt)
-    pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+    pointers = Pointers(epilogue=EpilogueArguments(types=Types.from_names(*output[1:])))
     arrays = (
         ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset) for name, *_ in Pointers._fields_[:-1]
     )

@@ -93,7 +93,7 @@ class GroupedLaunch:
         constants = template(p, config)
         row_tiles = -(-p.n // (tiles.ROWS * config.row_blocks // len(p.outputs)))
         factor, unit = weight_factors(p)
-        stream_k = StreamK(row_tiles=Divisor.of(row_tiles))
+        stream_k = StreamK(row_tiles=Divisor.by(row_tiles))
         products = grouped_products(p, stream_k, factor=factor, unit=unit)
         ctas = max_token_tiles(p.m, p.routed.experts, config.tokens) * row_tiles
         function, shared = load(NAME, p.format, **constants), int(constants["SMEM_BYTES"])

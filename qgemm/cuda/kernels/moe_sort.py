@@ -30,7 +30,7 @@ def sort_launch(
     segment = -(-slots // (sms * SORT_CTAS))
     arguments = ExpertSort(
         slots=slots, experts=experts, wide_ids=ids == "int64", tokens=tokens, segment=segment,
-        chunks=row_bytes // CHUNK, chunks_of_row=Divisor.of(row_bytes // CHUNK), slots_of_row=Divisor.of(slots_of_x),
+        chunks=row_bytes // CHUNK, chunks_of_row=Divisor.by(row_bytes // CHUNK), slots_of_row=Divisor.by(slots_of_x),
     )  # fmt: skip
     function = MOE_SORT.load(None, **MOE_SORT.types[0])
     return Launch(function, -(-slots // segment), SORT_THREADS, SORT_SHARED, (arguments,), arguments, 6)

@@ -95,7 +95,7 @@ def launch(p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of one shape and format, and M rows of x."""
     config, split_k = plan
     constants, count, (output,) = _template(p, plan), tiles_of(config, p.n, p.m), p.outputs
-    pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+    pointers = Pointers(epilogue=EpilogueArguments(types=Types.from_names(*output[1:])))
     w, x, partials, counters = (
         ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
         for name in ("w", "x", "partials", "counters")

@@ -40,7 +40,7 @@ class PrefillLaunch:
         grid = grid_of(count, units, p.sms, config.single_tile, config.row_blocks * unit // tiles.K_BLOCK)
         assert not (config.single_tile and count > grid.ctas)
         product = DenseProduct(
-            epilogue=EpilogueArguments(types=Types.of(*output[1:])), n=p.n, k=p.k, m=p.m,
+            epilogue=EpilogueArguments(types=Types.from_names(*output[1:])), n=p.n, k=p.k, m=p.m,
             stream_k=stream_k_of(grid, count, units, -(-row_blocks // config.row_blocks)),
         )  # fmt: skip
         workspace_size = workspace_bytes(grid, count, config)
@@ -72,9 +72,9 @@ class GroupedLaunch:
         self._x, self._device, self._lock = 0, p.device, threading.Lock()
         row_tiles = -(-p.n // (tiles.ROWS * config.row_blocks // len(p.outputs)))
         stream_k = StreamK(
-            ctas=Divisor.of(p.sms),
-            work_units=Divisor.of(-(-p.k // config.unit(p.format))),
-            row_tiles=Divisor.of(row_tiles),
+            ctas=Divisor.by(p.sms),
+            work_units=Divisor.by(-(-p.k // config.unit(p.format))),
+            row_tiles=Divisor.by(row_tiles),
         )
         products = grouped_products(p, stream_k, rows)
         function, shared = load(SOURCE, p.format, **constants), int(constants["SMEM_BYTES"])

@@ -89,7 +89,7 @@ class EightBitLaunch:
         row_blocks, (output,), constants = -(-p.n // tiles.ROWS), p.outputs, template(p.format, config)
         count, units, grid = _grid(p, config)
         assert not (config.single_tile and count > grid.ctas)
-        pointers = Pointers(epilogue=EpilogueArguments(types=Types.of(*output[1:])))
+        pointers = Pointers(epilogue=EpilogueArguments(types=Types.from_names(*output[1:])))
         partials, w, *x_pointers = (
             ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
             for name in ("partials", "w", "x_scales", "raw_x", "x_queue")
@@ -148,7 +148,7 @@ def predicted(p: Problem, row: Measured, m: int) -> float:
 
 
 def _slower(fmt: Format) -> float:
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return SLOWER_BY_GRID
     if tiles.table_bytes(fmt):
         return SLOWER_BY_TABLE

@@ -32,8 +32,8 @@ def weights_template(fmt: Format, activation: str) -> Template:
 
 
 def table_bytes(fmt: Format) -> int:
-    """Bytes of shared memory for the table of levels of RequantizeConfig; pair lookup needs no table."""
-    return 0 if fmt.pair_lookup else tiles.table_bytes(fmt)
+    """Bytes of shared memory for the table of levels, RequantizeConfig's; pair lookup needs no table."""
+    return 0 if fmt.tile.pair_lookup else tiles.table_bytes(fmt)
 
 
 def row_blocks_of(fmt: Format) -> int:

@@ -185,8 +185,8 @@ def prefill_template(fmt: Format, config: Sm90Config, source: str) -> Template:
         **pipeline_template(fmt, config, source),
         "ROW_SCALE_LEVEL": unit.level,
         "ROW_SCALE_HEADROOM": unit.above,
-        "ROW_SCALE_MIN": unit.least,
-        "ROW_SCALE_MAX": unit.most,
+        "ROW_SCALE_MIN": unit.min_weight,
+        "ROW_SCALE_MAX": unit.max_weight,
     }
 
 

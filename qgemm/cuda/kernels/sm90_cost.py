@@ -139,7 +139,7 @@ def tile_facts(fmt: Format) -> tuple[int, int, int]:
 
     Levels: 0 computed, 1 looked up in a table of pairs, 2 points of a grid, which need the most instructions.
     """
-    levels = 2 if fmt.grid is not None else int(table_bytes(fmt) > 0)
+    levels = 2 if fmt.tile.grid is not None else int(table_bytes(fmt) > 0)
     return levels, k_blocks(fmt), tile_dtype(fmt).itemsize // k_blocks(fmt)
 
 

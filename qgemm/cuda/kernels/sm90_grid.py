@@ -64,9 +64,9 @@ def stream_k_of(grid: Grid, count: int, units: int, row_tiles: int) -> StreamK:
         cluster_split_k=grid.cluster_split_k,
         units_per_cta=units_per_cta,
         remainder=remainder,
-        ctas=Divisor.of(grid.ctas),
-        work_units=Divisor.of(units),
-        row_tiles=Divisor.of(row_tiles),
+        ctas=Divisor.by(grid.ctas),
+        work_units=Divisor.by(units),
+        row_tiles=Divisor.by(row_tiles),
     )
 
 

@@ -12,7 +12,7 @@ from qgemm.codec.format import Format
 from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
-from qgemm.cuda.jit.twins import Found
+from qgemm.cuda.jit.twins import EncodeStats
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.layout.group_activations import byte_template
 from qgemm.cuda.problem import TYPES
@@ -25,7 +25,7 @@ SORT_THREADS = 512  # threads of a CTA that sorts ids of experts and rows of x
 MOE_THREADS: Template = {"THREADS": 128}  # threads of a CTA that adds up rows of experts
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
 # The result of an encoding CTA: sums of squares of errors and of values, and the first block that is refused.
-FOUND = np.dtype(Found)
+ENCODE_STATS = np.dtype(EncodeStats)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,27 +61,27 @@ def _tiled(fmt: Format) -> bool:
 
 def encodes(fmt: Format) -> bool:
     """Whether `encode` writes blocks of a format: four lanes have the 32 weights of a block, integers with scales."""
-    return _coded(fmt) and fmt.weights == 32 and fmt.weighted is None
+    return _coded(fmt) and fmt.weights == 32 and fmt.encoding.weighted is None
 
 
 def encodes_planes(fmt: Format) -> bool:
     """Whether `quantize_codebook` writes blocks of a format, and `dequantize_codebook` decodes its parts."""
-    return fmt.bit_planes and fmt.stored_in_parts
+    return fmt.tile.bit_planes and fmt.stored_in_parts
 
 
 def encodes_groups(fmt: Format) -> bool:
     """Whether `encode_groups` writes blocks of a format: they have several groups, or an encoder with importance."""
-    return _coded(fmt) and (fmt.weights > fmt.group or fmt.weighted is not None)
+    return _coded(fmt) and (fmt.weights > fmt.group or fmt.encoding.weighted is not None)
 
 
 def encodes_weighted(fmt: Format) -> bool:
     """Whether `encode_groups` has a variant with importance."""
-    return _coded(fmt) and fmt.weighted is not None
+    return _coded(fmt) and fmt.encoding.weighted is not None
 
 
 def _coded(fmt: Format) -> bool:
     """Whether a format of the registry, not of a family, has integer codes in slots, and an encoder."""
-    return bool(fmt.slots) and fmt.integer and fmt.encode is not None and not fmt.family
+    return bool(fmt.tile.slots) and fmt.integer and fmt.encode is not None and not fmt.family
 
 
 def _panel(fmt: Format) -> Template:

@@ -1,6 +1,6 @@
 """Tiles of formats whose weights are points of a grid: a permutation of the bits of blocks (codec/layouts/grid.py).
 
-A lane field of a k_block is [warp][8 g * owners], in the order of the quads; a field per block is that of any tile.
+A lane field of a k_block is [warp][8 g * owners], in the order of the quads; a field per block is as in any tile.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.layouts.grid import K_BLOCKS, Grid
 
 WARPS, G = 4, 8  # warps of 16 rows, quads of lanes
-TABLE = 64 << 10  # bytes of a table of points, at most, in shared memory
-BANKS = 128  # bytes of shared memory, one from every bank
+MAX_TABLE = 64 << 10  # bytes of a table of points in shared memory
+BANKS = 128  # bytes of a row of shared memory, one word from every bank
 
 Bits = NDArray[np.intp]
 
 
 class Table(NamedTuple):
-    """The levels of all points in shared memory, a byte each: `copies` of each point side by side.
+    """The levels of all points as bytes in shared memory, `copies` of each point side by side.
 
-    So many that lanes read from different banks: of a load all lanes that share a point share its copy.
+    Copies let lanes read from different banks; lanes that load the same point share a copy.
     """
 
     points: int
@@ -32,14 +32,14 @@ class Table(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the table."""
+        """Bytes of the table."""
         return self.points * self.entry * self.copies
 
 
 def table(grid: Grid) -> Table:
     """The table of a grid."""
     points, entry = grid.points().shape
-    return Table(points, entry, min(BANKS // entry, TABLE // (points * entry)))
+    return Table(points, entry, min(BANKS // entry, MAX_TABLE // (points * entry)))
 
 
 def lane_fields(grid: Grid) -> list[tuple[Any, ...]]:
@@ -49,7 +49,7 @@ def lane_fields(grid: Grid) -> list[tuple[Any, ...]]:
 
 def block_fields(grid: Grid) -> list[tuple[Any, ...]]:
     """The dtype of the fields per block, as a list."""
-    shapes = ((field, (1, 2) if field.half else (1, len(field.at) // 16, 2)) for field in grid.per_block)
+    shapes = ((field, (1, 2) if field.half else (1, len(field.bits) // 16, 2)) for field in grid.per_block)
     return [(field.name, "<f2" if field.half else "<u2", (WARPS, G, *shape)) for field, shape in shapes]
 
 
@@ -62,7 +62,7 @@ def pack(fmt: Format, blocks: Blocks, tiles: NDArray[Any]) -> None:
     flat = np.ascontiguousarray(rows).reshape(row_blocks, along, WARPS, G, -1)
     for target, source in _fields(fmt, tiles):
         packed = np.packbits(flat[..., source], axis=-1, bitorder="little")
-        #      ... warp g | shape of what a quad has -> as the tile has it
+        #      ... warp g | bytes of a quad -> words of the tile
         target[...] = packed.view(target.dtype)
 
 
@@ -82,21 +82,21 @@ def unpack(fmt: Format, tiles: NDArray[Any]) -> Blocks:
 
 
 def _fields(fmt: Format, tiles: NDArray[Any]) -> list[tuple[NDArray[Any], Bits]]:
-    """Each field of tiles as a view [row_block, tile, warp, g, words of a quad], and where the bits of these come from.
+    """Each field of tiles as a view [row_block, tile, warp, g, words of a quad], and the source of each of its bits.
 
-    As [words * bits] of those of the rows g and g + 8, one after the other.
+    Sources [words * bits] are numbers of bits of the blocks of rows g and g + 8, one block after the other.
     """
-    assert fmt.grid is not None
-    size, found = 8 * fmt.block_bytes, []
-    for field in fmt.grid.lanes:
-        row = size * np.array(field.rows) + np.array(field.at)
+    assert fmt.tile.grid is not None
+    size, bits = 8 * fmt.block_bytes, []
+    for field in fmt.tile.grid.lanes:
+        row = size * np.array(field.rows) + np.array(field.bits)
         for k_block in range(K_BLOCKS):
             source = field.along * k_block + field.apart * np.arange(field.owners)[:, None] + row
             words = tiles["k_blocks"][field.name][:, :, k_block]
-            found.append((words.reshape(*tiles.shape, WARPS, G, field.owners), source.reshape(-1)))
-    for each in fmt.grid.per_block:
-        at = np.array(each.at).reshape(-1, 16)
-        words = tiles[each.name].view(np.uint16)
-        source = at[:, None] + size * np.arange(2)[:, None]  # word, row
-        found.append((words.reshape(*tiles.shape, WARPS, G, -1), source.reshape(-1)))
-    return found
+            bits.append((words.reshape(*tiles.shape, WARPS, G, field.owners), source.reshape(-1)))
+    for block_field in fmt.tile.grid.per_block:
+        bits_of_words = np.array(block_field.bits).reshape(-1, 16)
+        words = tiles[block_field.name].view(np.uint16)
+        source = bits_of_words[:, None] + size * np.arange(2)[:, None]  # word, row
+        bits.append((words.reshape(*tiles.shape, WARPS, G, -1), source.reshape(-1)))
+    return bits

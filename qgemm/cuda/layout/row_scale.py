@@ -12,9 +12,9 @@ from . import tile as tiles
 
 LEVEL = -9  # 2^LEVEL is the unit of levels: up to 128 of them are normal halves, and so is 2^(24 + LEVEL)
 EXPONENTS = -112, 116  # least and most of a unit of weights
-FLOATS = -126, 127  # least and most of a power of two in float32
-CODES = -24  # 2^CODES is half's smallest number, that of codes as they are masked out of words from bit 0 on
-DIGITS = CODES + 8  # 2^DIGITS is that of digits to the base 3, which stand eight bits higher
+FLOATS = -126, 127  # exponents of the least and the greatest power of two in float32
+CODES = -24  # 2^CODES, half's smallest number, is the unit of codes masked out of words from bit 0 on
+DIGITS = CODES + 8  # 2^DIGITS is the unit of digits to the base 3, which stand eight bits higher
 HEADROOM = 3  # between the largest weight in these units and 2^15, at least
 GRID_FRACTION = 3  # bits below half's smallest number, of weights of grids: their scales are eighths of halves
 MAX_HALF = 15  # 2^MAX_HALF is the largest half that is a power of two
@@ -23,35 +23,35 @@ MAX_HALF = 15  # 2^MAX_HALF is the largest half that is a power of two
 class RowExponentRange(NamedTuple):
     """The unit of a row whose weights are at most `bound`: 2^weight, with bound < 2^e and weight = e + above.
 
-    least, most: limits of weight. level: 2^level is the unit of levels, so that 2^(weight + level) is that of scales.
+    min_weight, max_weight: limits of weight. level: 2^level is the unit of levels, 2^(weight + level) that of scales.
     """
 
     level: int
     above: int
-    least: int
-    most: int
+    min_weight: int
+    max_weight: int
 
     def weight(self, bound: float) -> int:
-        """As RowExponent in kernels/gemm/row_exponent.cuh finds it."""
-        exponent = int(np.float32(bound).view(np.uint32) >> 23) - 126  # bound < 2^exponent; of 0 the least
-        return max(self.least, min(exponent + self.above, self.most))
+        """The exponent that RowExponent in kernels/gemm/row_exponent.cuh computes."""
+        exponent = int(np.float32(bound).view(np.uint32) >> 23) - 126  # bound < 2^exponent
+        return max(self.min_weight, min(exponent + self.above, self.max_weight))
 
 
 def range_of(fmt: Format, source: str) -> RowExponentRange:
-    """For x of type `source`.
+    """The range for x of type `source`.
 
-    No scale or weight overflows half: the largest code times its scale is below 2^15 as well. Where one multiply-add
-    makes weights of codes that are subnormal halves, scales take the power of two that codes lack (`folded`). Weights
-    made of halves are multiples of 2^-24, those of grids of 2^-27: scales times at most as much lose nothing of those
-    that are subnormal halves.
+    No scale or weight overflows half: the largest code times its scale is below 2^15, too. Where one multiply-add turns
+    codes that are subnormal halves into weights, scales include the power of two that codes lack (`folded`). Weights of
+    halves are multiples of 2^-24, weights of grids of 2^-27, so scales times at most this power lose no bits of
+    subnormal halves.
     """
     code_exponent, factors = tiles.code_exponent(fmt), tiles.scale_factors(fmt)
     folded = factors > 0 and source == "half"
-    masked = CODES if fmt.digits is None else DIGITS
+    masked = CODES if fmt.tile.digits is None else DIGITS
     level = -code_exponent if code_exponent is not None else masked if folded else LEVEL
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code
     halves = folded and factors != 3
-    smallest = CODES - (GRID_FRACTION if fmt.grid is not None else 0)
+    smallest = CODES - (GRID_FRACTION if fmt.tile.grid is not None else 0)
     least = smallest - level if halves else max(EXPONENTS[0], -FLOATS[1] - level)
-    most = min(EXPONENTS[1], -FLOATS[0] - level)
-    return RowExponentRange(level, max(HEADROOM, below - level) - MAX_HALF, least, most)
+    max_exponent = min(EXPONENTS[1], -FLOATS[0] - level)
+    return RowExponentRange(level, max(HEADROOM, below - level) - MAX_HALF, least, max_exponent)

@@ -1,4 +1,4 @@
-"""Tiles of codes that are digits to the base 3 (qgemm/codec/layouts/ternary.py): 13 bytes for 64 columns of a row.
+"""Tiles of codes that are digits to the base 3 (qgemm/codec/layouts/ternary.py): 64 columns of a row in 13 bytes.
 
 A lane's 32 codes of a k_block are 16 pairs, pair i of register i % 4 of step i / 4: rows g (even i) and g + 8, columns
 2t and 2t + 1, eight further from register 2 on. The two codes of a pair have the same digit of two bytes.
@@ -20,16 +20,16 @@ from qgemm.codec.layouts.ternary import to_bytes, to_digits
 from qgemm.codec.packing import Bytes
 
 WARPS, G, T = 4, 8, 4  # warps of 16 rows, quads of lanes, lanes of a quad
-DIGITS = 5  # of a byte that belongs to a lane
-OWN = 15  # pairs of a lane whose bytes are its own
+DIGITS = 5  # in a byte of a lane
+OWN = 15  # pairs of a lane in bytes of its own
 LANE_FIELDS = [("qs", "<u4", (WARPS, G * T)), ("qt", "<u2", (WARPS, G * T)), ("qh", "<u2", (WARPS, G))]
 
 
 def pack(fmt: Format, blocks: Blocks, tiles: NDArray[Any]) -> None:
     """Blocks [row_blocks * 64, tiles along K] -> the k_blocks of tiles [row_blocks, tiles along K]."""
-    assert fmt.digits is not None
+    assert fmt.tile.digits is not None
     row_blocks, along = tiles.shape
-    codes = fmt.digits.unpack(blocks.reshape(-1))
+    codes = fmt.tile.digits.unpack(blocks.reshape(-1))
     #                     row_block   warp   r  g  tile  k_block step h t e
     split = codes.reshape(row_blocks, WARPS, 2, G, along, -1, 4, 2, T, 2)
     #                       row_block tile k_block warp g t | step h r | e
@@ -42,8 +42,8 @@ def pack(fmt: Format, blocks: Blocks, tiles: NDArray[Any]) -> None:
 
 
 def unpack(fmt: Format, tiles: NDArray[Any], blocks: Blocks) -> None:
-    """The inverse of `pack`; what is not a code in blocks stays as it is."""
-    assert fmt.digits is not None
+    """The inverse of `pack`; writes the codes of blocks and no other field."""
+    assert fmt.tile.digits is not None
     (row_blocks, along), k_blocks = tiles.shape, tiles["k_blocks"]
     shape = row_blocks, along, -1, WARPS, G, T
     first = _bytes(k_blocks["qs"], 4).reshape(*shape, 2, 2).swapaxes(-1, -2)
@@ -54,12 +54,12 @@ def unpack(fmt: Format, tiles: NDArray[Any], blocks: Blocks) -> None:
     #                       row_block warp r g tile k_block step h t e
     codes = pairs.transpose(0, 3, 8, 4, 1, 2, 6, 7, 5, 9).reshape(-1, fmt.weights)
     flat = blocks.reshape(-1)
-    fmt.digits.pack(codes, flat)
+    fmt.tile.digits.pack(codes, flat)
     blocks[...] = flat.reshape(blocks.shape)
 
 
 def _words(numbers: Bytes, dtype: str) -> NDArray[Any]:
-    """Bytes [..., of a word] -> words [...]."""
+    """Bytes [..., bytes of a word] -> words [...]."""
     words = np.ascontiguousarray(numbers).reshape(*numbers.shape[:5], -1)
     return words.view(dtype)
 

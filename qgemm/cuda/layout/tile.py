@@ -4,34 +4,34 @@ A tile holds 64 rows of one format and is contiguous; the tiles of a row_block o
 wide, or as wide as a block where that is more (256 for the K-quants). First come the codes, in k_blocks of 64 columns,
 each of them contiguous so that one bulk copy fetches it, then the fields per block.
 
-In a k_block a warp owns 16 rows and a lane owns what it feeds to a 16 x 16 step of the tensor cores: with g = lane / 4,
-t = lane % 4, rows g and g + 8 and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of four steps. These rules
-place everything:
+In a k_block a warp owns 16 rows, and a lane owns its operand of each 16 x 16 step of the tensor cores: rows g and g + 8
+and columns 2t, 2t + 8, 2t + 1, 2t + 9 of each of four steps, with g = lane / 4 and t = lane % 4. These rules place
+everything:
 
-- Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above. In it the codes
-  of rows g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
+- Codes of b bits (a field with slots): byte j of a lane's b words holds column j of the list above. Its codes for rows
+  g and g + 8 stand four bits apart (8-bit codes eight), with p = max(1, 4 / b) steps between them: code
   c = 2p * (step / p) + p * (row >= 8) + step % p stands at bit b * c, counted through the words. So one mask gives
-  four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. A
-  format may have its words changed once more (`Format.to_tile`): mxfp4, whose codes are floats, those whose codes are
-  signed bytes, those whose nibbles have one or two bits above them in another field, and iq4_nl (iq4_values.cuh).
-- Codes of K bits that count the levels of a codebook are looked up by an index of several. An index holds those of row
-  g's columns 2t and 2t + 1, then comes one of row g + 8's, then of columns 2t + 8 and 2t + 9 of both rows; with K = 2
-  an index holds both rows': columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For
-  K = 3 and 5 there is one more than fits: bits 30 and 31 of word b are its bits 2b and 2b + 1.
-- A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. One of several bytes (the
-  scales of a K-quant) is cut into 16-bit words before: [warp][g][block][word][row g, row g + 8].
-- Weights that are points of a grid have no such words (layout/grid.py), nor have digits to the base 3 (ternary.py).
+  four codes of one row, and a shift by four the other row; 4-bit codes fill a word per step, 8-bit codes two. Some
+  formats transform these words (`TileLayout.to_tile`): mxfp4 with its float codes, signed bytes, codes of five to seven
+  bits, iq4_nl (iq4_values.cuh).
+- Codes of K bits of a codebook are looked up several at a time. The first index joins the codes of row g in columns 2t
+  and 2t + 1, the second those of row g + 8, then follow columns 2t + 8 and 2t + 9 of both rows; with K = 2 an index
+  joins both rows: columns 2t, then columns 2t + 1. A word has as many indices as fit, from bit 0 on. For K = 3 and 5
+  one index is left over: bits 30 and 31 of word b are its bits 2b and 2b + 1.
+- A field per block (scale, minimum, sum): [warp][g][block of the tile][row g, row g + 8]. A field of several bytes (the
+  scales of a K-quant) is cut into 16-bit words: [warp][g][block][word][row g, row g + 8].
+- layout/grid.py has the tiles of points of a grid, layout/ternary.py those of digits to the base 3.
 
-Behind the tiles of a matrix lie bounds of the magnitude of the weights of each row, by which the prefill kernel brings
-them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking gives the blocks
-of the file back; of digits to the base 3, in their canonical form.
-`pack`, `unpack` and `row_absmax` are the reference of kernels/pack/pack.cu and kernels/pack/unpack.cu.
+The tiles of a matrix are followed by bounds of the magnitude of the weights of each row, by which the prefill kernel
+scales them into the range of half. Rows and blocks beyond the matrix are zero. Packing is lossless: unpacking returns
+the blocks of the file, digits to the base 3 in their canonical form. `pack`, `unpack` and `row_absmax` are the
+reference of kernels/pack/pack.cu and kernels/pack/unpack.cu.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -47,11 +47,11 @@ from . import grid, ternary
 ROWS = 64  # rows of a tile
 K_BLOCK = 64  # columns whose codes lie together
 WARPS, LANES, STEPS = 4, 32, 4  # warps of 16 rows; lanes of a warp; 16-wide steps of a k_block
-LOAD_WORDS = 4  # words that a lane reads at once: 16 bytes
-PANEL_BYTES = 256  # bytes of a row of blocks that a CTA packs at a time, or a tile's
+LOAD_WORDS = 4  # words of the widest load of a lane: 16 bytes
+PANEL_BYTES = 256  # bytes of a row of blocks that a CTA packs at a time, if that is at least a tile
 PACK_THREADS = 128
-LARGEST_CODE = 128  # at least, so that the rows of all formats of up to eight bits have their exponents alike
-BANKS = 128  # bytes of shared memory, one from every bank
+MIN_LARGEST_CODE = 128  # at least, so that rows of all formats of up to eight bits have the same exponents
+BANKS = 128  # bytes of a row of shared memory, one word from every bank
 MAX_TABLE = 64 << 10  # bytes of a table of levels
 
 Tiles = NDArray[Any]
@@ -73,19 +73,16 @@ def k_blocks(fmt: Format) -> int:
 
 
 def scales_once(fmt: Format) -> bool:
-    """Whether lanes decode scales for each other: where those are codes, not numbers as float16, int8, E4M4 are."""
-    return fmt.grid is not None or any(
+    """Whether the lanes of a quad decode scales for each other: where decoding costs more than a few instructions."""
+    return fmt.tile.grid is not None or any(
         fmt.dtype[name].base.kind == "u"
         for name in fmt.dtype.names or ()
-        if name not in fmt.code_fields and name not in fmt.number_bytes
+        if name not in fmt.code_fields and name not in fmt.tile.number_bytes
     )
 
 
 def scale_factors(fmt: Format) -> int:
-    """In how many factors that are exact as halves a tile has the scales of a format, minimums or zeros of groups.
-
-    1: as halves; 2: as a super-block's half and an integer; 3: as a bfloat16, a half in its row's range; 0: otherwise.
-    """
+    """1: scales, minimums, zeros are float16; 2: a super-block's float16 times integers; 3: bfloat16; 0: else."""
     fields = [fmt.dtype[name] for name in fmt.dtype.names or () if name not in (*fmt.code_fields, fmt.zero_field)]
     if not fmt.needs_table and len(set(fields)) == 1 and fields[0] in (np.float16, np.uint16):
         return 1 if fields[0] == np.float16 else 3
@@ -94,17 +91,17 @@ def scale_factors(fmt: Format) -> int:
 
 @cache
 def tile_dtype(fmt: Format) -> np.dtype[Any]:
-    """The dtype of one tile of a format: its k_blocks of codes, then what is per block, in the order of the block.
+    """The dtype of one tile of a format: its k_blocks of codes, then its fields per block, in the order of the block.
 
     Codes of b bits become little-endian words [warp][b / chunk][lane][chunk], chunk = gcd(b, 4).
     """
     check_tiled(fmt)
-    if fmt.grid is not None:
-        codes = np.dtype(grid.lane_fields(fmt.grid))
-        return np.dtype([("k_blocks", codes, (k_blocks(fmt),)), *grid.block_fields(fmt.grid)])
+    if fmt.tile.grid is not None:
+        codes = np.dtype(grid.lane_fields(fmt.tile.grid))
+        return np.dtype([("k_blocks", codes, (k_blocks(fmt),)), *grid.block_fields(fmt.tile.grid)])
     blocks = columns(fmt) // fmt.weights
-    lanes: list[Any] = [(name, "<u4", _words(fmt, name)) for name in fmt.slots]
-    k_block = np.dtype(lanes if fmt.digits is None else ternary.LANE_FIELDS)
+    lanes: list[Any] = [(name, "<u4", _words(fmt, name)) for name in fmt.tile.slots]
+    k_block = np.dtype(lanes if fmt.tile.digits is None else ternary.LANE_FIELDS)
     names = [name for name in fmt.dtype.names or () if name not in fmt.code_fields]
     units = ((name, *_units(fmt, name)) for name in names)
     per_block = [(name, unit, (WARPS, 8, blocks, *count, 2)) for name, unit, count in units]
@@ -117,16 +114,15 @@ def panel_tiles(fmt: Format) -> int:
 
 
 def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(base [4 * k_block + t], offset [4 * step + j]): where the codes of a field stand in a row of a tile's blocks.
+    """(base [4 * k_block + t], offset [4 * step + j]): the places of a field's codes in a row of a tile's blocks.
 
-    Their sum is the bit at which lane t's j-th code of a step of a k_block begins, in the first of its planes.
-    ValueError if the slots are not so regular that there is such a sum, which carries over no byte: the kernels that
-    pack rely on it.
+    Lane t's j-th code of a step of a k_block begins at bit base + offset, in the first of its planes. ValueError if the
+    slots are too irregular for such a sum, or if it carries into another byte: the kernels that pack rely on both.
     """
     bits, field_offset = _bits(fmt, name), fmt.dtype.fields[name][1]  # type: ignore[index]
     block, weight = np.divmod(np.arange(columns(fmt)), fmt.weights)
     apart = bits // planes_of(fmt, name)
-    begins = 8 * (block * fmt.block_bytes + field_offset) + apart * np.argsort(fmt.slots[name])[weight]
+    begins = 8 * (block * fmt.block_bytes + field_offset) + apart * np.argsort(fmt.tile.slots[name])[weight]
     #                            k_block step h t e, j = (e, h)
     by_lane = begins.reshape(-1, STEPS, 2, 4, 2).transpose(0, 3, 1, 4, 2).reshape(4 * k_blocks(fmt), 4 * STEPS)
     base = by_lane.min(axis=1) - by_lane.min()
@@ -137,8 +133,8 @@ def bits_of_codes(fmt: Format, name: str) -> tuple[NDArray[np.intp], NDArray[np.
 
 
 def planes_of(fmt: Format, name: str) -> int:
-    """In how many planes the bits of a field's codes lie apart in a block: 1 if they lie together."""
-    return _bits(fmt, name) if fmt.bit_planes else 1
+    """The number of bit planes of a field's codes in a block; 1 if the bits of a code lie together."""
+    return _bits(fmt, name) if fmt.tile.bit_planes else 1
 
 
 def check_tiled(fmt: Format) -> None:
@@ -154,24 +150,26 @@ def pack(fmt: Format, blocks: Blocks) -> Tiles:
     row_blocks, along = -(-blocks.shape[0] // ROWS), -(-blocks.shape[1] // per_tile)
     padded = np.zeros((row_blocks * ROWS, along * per_tile), fmt.dtype)
     padded[: blocks.shape[0], : blocks.shape[1]] = blocks
-    tiles, known = np.empty((row_blocks, along), dtype), table(fmt)
-    if fmt.grid is not None:
+    tiles, codebook = np.empty((row_blocks, along), dtype), table(fmt)
+    if fmt.tile.grid is not None:
         grid.pack(fmt, padded, tiles)
         return tiles
     coded: LaneWords = {}
     for name in fmt.dtype.names or ():
         field = padded[name]
-        if name in fmt.slots:
+        if name in fmt.tile.slots:
             bits, codes = _bits(fmt, name), _codes(fmt, name, field).reshape(row_blocks, ROWS, -1, K_BLOCK)
-            coded[name] = _codes_to_words(codes, bits) if known is None else _codes_to_indices(codes, bits, known.pairs)
+            to_words = _codes_to_words if codebook is None else partial(_codes_to_indices, pairs=codebook.pairs)
+            coded[name] = to_words(codes, bits)
         elif name not in fmt.code_fields:
             unit, count = _units(fmt, name)
             #                                                row_block  warp  r  g  tile   block     word
             split = np.ascontiguousarray(field).view(unit).reshape(row_blocks, WARPS, 2, 8, along, per_tile, *count)
             tiles[name] = np.moveaxis(split, (4, 2), (1, -1))  # row_block tile warp g block word r
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         ternary.pack(fmt, padded, tiles)
-    for name, words in (coded if fmt.to_tile is None else fmt.to_tile(coded)).items():
+    coded = {name: coded[name] for name in fmt.tile.slots}  # the field of the lowest bits first
+    for name, words in (coded if fmt.tile.to_tile is None else fmt.tile.to_tile(coded)).items():
         tiles["k_blocks"][name] = words.reshape(tiles["k_blocks"][name].shape)
     return tiles
 
@@ -180,25 +178,25 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
     """Tiles -> blocks [rows, columns / weights]; the inverse of `pack`."""
     row_blocks, along = tiles.shape
     per_tile = k_blocks(fmt) * K_BLOCK // fmt.weights
-    if fmt.grid is not None:
+    if fmt.tile.grid is not None:
         return grid.unpack(fmt, tiles)[:rows, : fmt.blocks_in(columns)].copy()
     padded = np.empty((row_blocks * ROWS, along * per_tile), fmt.dtype)
     coded = {
         name: words.reshape(row_blocks, -1, *words.shape[3:])
-        for name in fmt.slots
+        for name in fmt.tile.slots
         for words in [tiles["k_blocks"][name]]
     }
-    coded, known = coded if fmt.from_tile is None else fmt.from_tile(coded), table(fmt)
+    coded, codebook = coded if fmt.tile.from_tile is None else fmt.tile.from_tile(coded), table(fmt)
     for name in fmt.dtype.names or ():
-        if name in fmt.slots:
+        if name in fmt.tile.slots:
             bits, words = _bits(fmt, name), coded[name]
-            codes = _words_to_codes(words, bits) if known is None else _indices_to_codes(words, bits, known.pairs)
+            codes = _words_to_codes(words, bits) if codebook is None else _indices_to_codes(words, bits, codebook.pairs)
             padded[name] = _field(fmt, name, codes.reshape(-1, fmt.weights)).reshape(padded[name].shape)
         elif name not in fmt.code_fields:
             split = np.ascontiguousarray(np.moveaxis(tiles[name], (1, -1), (4, 2)))
             flat = split.reshape(*padded.shape, -1).view(fmt.dtype[name].base)
             padded[name] = flat.reshape(padded[name].shape)
-    if fmt.digits is not None:
+    if fmt.tile.digits is not None:
         ternary.unpack(fmt, tiles, padded)
     return padded[:rows, : fmt.blocks_in(columns)].copy()
 
@@ -206,16 +204,16 @@ def unpack(fmt: Format, tiles: Tiles, rows: int, columns: int) -> Blocks:
 def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
     """Bounds of the magnitude of every finite weight in each row of blocks [N, K / weights] of a tiled format, [N].
 
-    Also of what the factors of scales and minimums alone would make, which may be more, where integers are 0. A block
-    whose bound is beyond float32 is left out: weights above 2^119, which no trained matrix has.
+    They also bound the products of super-block scales and levels where the integers of all groups are 0. A block whose
+    bound is beyond float32 is left out: weights above 2^119, which no trained matrix has.
     """
     flat = blocks.reshape(-1)
-    _, scale, minimum, _ = fmt.decode_levels(flat).zeros_as_minimums()  # as kernels have them
+    _, scale, minimum, _ = fmt.decode_levels(flat).zeros_as_minimums()  # as kernels decode them
     pairs = [(scale, minimum)]
     if scale_factors(fmt) == 2:
         d: Any = flat["d"] if fmt.scattered_scale is None else fmt.scattered_scale(flat)
         pairs.append((d, flat["dmin"] if "dmin" in (fmt.dtype.names or ()) else None if minimum is None else d))
-    most = np.zeros(len(blocks), np.float32)
+    absmax = np.zeros(len(blocks), np.float32)
     for scale, minimum in pairs:
         assert scale is not None
         with np.errstate(invalid="ignore", over="ignore"):  # scales may be any bit pattern
@@ -223,21 +221,21 @@ def row_absmax(fmt: Format, blocks: Blocks) -> NDArray[np.float32]:
             if minimum is not None:
                 bound = bound + np.abs(minimum.astype(np.float32))
         by_row = np.where(np.isfinite(bound), bound, np.float32(0)).reshape(len(blocks), -1)
-        most = np.maximum(most, by_row.max(axis=1, initial=0))
-    return most
+        absmax = np.maximum(absmax, by_row.max(axis=1, initial=0))
+    return absmax
 
 
 def largest_code(fmt: Format) -> np.float32:
-    """A bound of the magnitude of what a scale is multiplied by."""
-    return np.float32(fmt.largest_level if fmt.needs_table else max(LARGEST_CODE, fmt.largest_level))
+    """A bound of the magnitudes that scales are multiplied by."""
+    return np.float32(fmt.max_level if fmt.needs_table else max(MIN_LARGEST_CODE, fmt.max_level))
 
 
 class Table(NamedTuple):
-    """How the levels of a codebook lie in shared memory: for every index of two or, with K = 2, four codes an entry.
+    """The table of a codebook's levels in shared memory, an entry for every index of two codes or, with K = 2, of four.
 
-    bits: of an index. entry: its bytes, two for a level. copies: of each entry, side by side, so that the lanes of a
-    warp read from different banks; 16 lanes at a time if an entry has 8 bytes, and with K = 5, of which 32 copies would
-    not fit, two lanes share theirs.
+    bits: bits in an index. entry: bytes of an entry, two for a level. copies: an entry has this many side by side, so
+    that a warp's lanes read from different banks; 16 lanes at a time if an entry has 8 bytes. With K = 5, where 32
+    copies would not fit, two lanes share a copy.
     """
 
     bits: int
@@ -246,7 +244,7 @@ class Table(NamedTuple):
 
     @property
     def pairs(self) -> int:
-        """Pairs of levels in an entry, a register each."""
+        """Pairs of levels in an entry; each fills a register."""
         return self.entry // 4
 
     @property
@@ -265,21 +263,21 @@ def table(fmt: Format) -> Table | None:
 
 
 def table_bytes(fmt: Format) -> int:
-    """Shared memory that a kernel keeps for the table of a format's levels."""
-    pairs = Table(8, 4, BANKS // 4) if fmt.pair_lookup else table(fmt)
-    found = pairs if fmt.grid is None else grid.table(fmt.grid)
-    return 0 if found is None else found.nbytes
+    """Shared memory of the table of a format's levels in a kernel; 0 without a table."""
+    pairs = Table(8, 4, BANKS // 4) if fmt.tile.pair_lookup else table(fmt)
+    shared = pairs if fmt.tile.grid is None else grid.table(fmt.tile.grid)
+    return 0 if shared is None else shared.nbytes
 
 
 def level_exponent(fmt: Format) -> int:
-    """e such that the levels of a codebook, times 2^-e, are in the range of half: 0 if they are there already."""
+    """e such that the levels of a codebook, times 2^-e, are in the range of half; 0 if the levels already are."""
     exponent = int(np.frexp(largest_code(fmt))[1])
     return 0 if -3 < exponent <= 15 else exponent - 15 if exponent > 15 else max(exponent, -126)
 
 
 def code_exponent(fmt: Format) -> int | None:
     """e such that levels times 2^-e lie in tiles or a codebook's table as halves; None where codes are integers."""
-    return level_exponent(fmt) if fmt.needs_table else fmt.code_exponent
+    return level_exponent(fmt) if fmt.needs_table else fmt.tile.code_exponent
 
 
 def _bits(fmt: Format, name: str) -> int:
@@ -287,22 +285,22 @@ def _bits(fmt: Format, name: str) -> int:
 
 
 def _codes(fmt: Format, name: str, field: NDArray[Any]) -> NDArray[np.uint8]:
-    """Field [...] of blocks -> codes [n, weights]: their bits that are in it."""
+    """Field [...] of blocks -> codes [n, weights], their bits in this field."""
     bits = _bits(fmt, name)
-    if fmt.bit_planes:
+    if fmt.tile.bit_planes:
         return unpack_bit_planes(field.reshape(-1, bits))
     slots = unpack_slots(as_bytes(field), bits).reshape(-1, fmt.weights)
     codes = np.empty_like(slots)
-    codes[:, list(fmt.slots[name])] = slots
+    codes[:, list(fmt.tile.slots[name])] = slots
     return codes
 
 
 def _field(fmt: Format, name: str, codes: NDArray[np.uint8]) -> NDArray[Any]:
     """The inverse of `_codes`."""
     bits = _bits(fmt, name)
-    if fmt.bit_planes:
+    if fmt.tile.bit_planes:
         return pack_bit_planes(codes, bits)
-    return pack_slots(codes[:, list(fmt.slots[name])], bits).view(fmt.dtype[name].base)
+    return pack_slots(codes[:, list(fmt.tile.slots[name])], bits).view(fmt.dtype[name].base)
 
 
 def _units(fmt: Format, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -365,8 +363,8 @@ def _codes_to_indices(codes: NDArray[np.uint8], bits: int, pairs: int) -> NDArra
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
     indices = np.bitwise_or.reduce(ordered << shifts, axis=-1)
     words = np.zeros((*indices.shape[:-1], bits), np.uint32)
-    for index, word, at, shift, count in _index_bits(bits, pairs):
-        words[..., word] |= (indices[..., index] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(at)
+    for index, word, first_bit, shift, count in _index_bits(bits, pairs):
+        words[..., word] |= (indices[..., index] >> np.uint32(shift) & np.uint32(2**count - 1)) << np.uint32(first_bit)
     chunk = gcd(bits, LOAD_WORDS)
     return words.reshape(row_blocks, along, WARPS, LANES, bits // chunk, chunk).swapaxes(3, 4)
 
@@ -376,8 +374,9 @@ def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArr
     row_blocks, along = words.shape[:2]
     in_order = words.swapaxes(3, 4).reshape(row_blocks, along, WARPS, LANES, bits)
     indices = np.zeros((*in_order.shape[:-1], 4 * STEPS // pairs), np.uint32)
-    for index, word, at, shift, count in _index_bits(bits, pairs):
-        indices[..., index] |= (in_order[..., word] >> np.uint32(at) & np.uint32(2**count - 1)) << np.uint32(shift)
+    for index, word, first_bit, shift, count in _index_bits(bits, pairs):
+        part = in_order[..., word] >> np.uint32(first_bit) & np.uint32(2**count - 1)
+        indices[..., index] |= part << np.uint32(shift)
     shifts = np.arange(0, 2 * pairs * bits, bits, dtype=np.uint32)
     ordered = (indices[..., None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
     two = (
@@ -390,7 +389,7 @@ def _indices_to_codes(words: NDArray[np.uint32], bits: int, pairs: int) -> NDArr
 
 
 def _index_bits(bits: int, pairs: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Where a lane's indices of codes of so many bits stand: (index, word, bit of the word, bit of the index, bits)."""
+    """The places of a lane's indices of codes: (index, word, bit of the word, bit of the index, number of bits)."""
     size = 2 * bits * pairs
     per_word = 32 // size
     for index in range(4 * STEPS // pairs):

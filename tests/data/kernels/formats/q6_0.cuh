@@ -1,4 +1,4 @@
-// q6_0:  w = d * (q - 32),  q in 0..63.       Twin of tests/formats_of_tests.py.
+// q6_0:  w = d * (q - 32),  q in 0..63.       Twin of tests/formats_of_tests/q6_0.py.
 #pragma once
 
 #include "codes/encoder.cuh"

@@ -1,8 +1,4 @@
-"""Formats beyond those that the registry lists: one that no file has, and some of the family of group formats.
-
-Products, decoding and device tiles of these run through the tests of the registry's formats.
-
-q6_0: 32 weights share one scale, w = d * (q - 32) with q in 0..63
+"""q6_0: 32 weights share one scale, w = d * (q - 32) with q in 0..63; no file has it.
 
 offset  bytes  field
      0      2  d   float16 scale
@@ -14,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgemm.codec.format import Blocks, Format, Levels
+from qgemm.codec.format import Blocks, Format, Levels, TileLayout
 from qgemm.codec.layouts import overlapping
 from qgemm.codec.packing import (
     HALVES,
@@ -27,39 +23,33 @@ from qgemm.codec.packing import (
     unpack_slots,
 )
 from qgemm.codec.scales import blocks_of, signed_absmax
-from qgemm.formats import format_of
 
-Q6 = np.dtype([("d", "<f2"), ("qh", "u1", 8), ("qs", "u1", 16)])
+DTYPE = np.dtype([("d", "<f2"), ("qh", "u1", 8), ("qs", "u1", 16)])
 HIGH = tuple(weight for j in range(8) for weight in (j, j + 16, j + 8, j + 24))
 
 
-def encode_q6(x: Floats) -> Blocks:
+def encode(x: Floats) -> Blocks:
     """Values [n, 32] -> blocks [n]: d = signed absmax / -32, q = min(63, trunc(x / d + 32.5))."""
     d = signed_absmax(x) / np.float32(-32)
-    return pack_q6(Levels(to_codes(x * reciprocal(d)[:, None] + np.float32(32.5), 63), d, zero=32))
+    return pack(Levels(to_codes(x * reciprocal(d)[:, None] + np.float32(32.5), 63), d, zero=32))
 
 
-def pack_q6(levels: Levels) -> Blocks:
+def pack(levels: Levels) -> Blocks:
     """Codes [n, 32] uint8, scale [n] -> blocks [n]."""
-    blocks = blocks_of(levels, Q6)
+    blocks = blocks_of(levels, DTYPE)
     blocks["qs"] = pack_nibbles(levels.codes & np.uint8(15))
     blocks["qh"] = pack_slots(levels.codes[:, HIGH] >> np.uint8(4), 2)
     return blocks
 
 
-def levels_q6(blocks: Blocks) -> Levels:
+def levels(blocks: Blocks) -> Levels:
     """Blocks [n] -> codes [n, 1, 32], scale [n, 1], zero 32."""
     codes = unpack_nibbles(blocks["qs"])
     codes[:, HIGH] |= unpack_slots(blocks["qh"], 2) << np.uint8(4)
     return Levels(codes[:, None], blocks["d"].astype(np.float32)[:, None], zero=32)
 
 
-Q6_0 = Format(
-    "q6_0", 32, Q6, encode_q6, levels_q6, formula="d * (q - 32)", slots={"qs": HALVES, "qh": HIGH}, pack=pack_q6,
-    to_tile=overlapping.to_tile, from_tile=overlapping.from_tile,
+FORMAT = Format(
+    "q6_0", 32, DTYPE, encode, levels, formula="d * (q - 32)", pack=pack,
+    tile=TileLayout(slots={"qs": HALVES, "qh": HIGH}, to_tile=overlapping.to_tile, from_tile=overlapping.from_tile),
 )  # fmt: skip
-
-# Of the group formats each way in which codes, scales and zeros lie that no listed format has; tests/test_groups.py has
-# others that stand for the family.
-FEW_GROUPS = [format_of(name) for name in ("u4z_g128", "u8_g256", "u3f_g64", "u7_g128_bf16")]
-TEST_FORMATS = [*FEW_GROUPS, Q6_0]

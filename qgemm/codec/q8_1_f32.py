@@ -5,11 +5,11 @@
          4      4  s   float32 sum of the 32 values / UNIT: d * sum(q), from the unrounded d
          8     32  qs  byte j: value j, signed
 
-Where ggml's q8_1 has d and s in float16's normal range (2^-14 to 65504), these are the same numbers, and so is a
-product. Beyond it ggml's are subnormal, zero or infinite; these are rounded in the same way, to 11 bits, since kernels
-rely on products of d that are exact. Blocks whose largest magnitude is below 3.7e-37 are zero.
+Where d and s of ggml's q8_1 are in the normal range of float16 (2^-14 to 65504), these are the same numbers, and so are
+products. Beyond it ggml's are subnormal, zero or infinite, while these still have 11 bits: kernels rely on exact
+products of d. Blocks whose largest magnitude is below 3.7e-37 are zero.
 
-UNIT: products are summed in it, so that no term overflows where y is finite, up to the largest float32 x.
+UNIT: products are summed in this unit, so that no term overflows where y is finite, up to the largest float32 x.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DTYPE = np.dtype([("d", "<f4"), ("s", "<f4"), ("qs", "i1", 32)])
 
 
 def encode(x: Floats) -> Blocks:
-    """Values [n, 32] -> blocks [n]: q as in q8_1; a block of NaN or infinity has NaN for its values and their sum."""
+    """Values [n, 32] -> blocks [n]: q as in q8_1; a block with NaN or infinity has NaN as its scale and sum."""
     q, exact = signed_codes(x)
     d = exact * np.float32(1 / UNIT)
     blocks = np.empty(len(x), DTYPE)
@@ -42,22 +42,22 @@ def levels(blocks: Blocks) -> Levels:
 
 
 def of_q8_1(blocks: Blocks) -> Blocks:
-    """Blocks of q8_1, such as those of a file -> of activations, exactly."""
-    made = np.empty(blocks.shape, DTYPE)
+    """Blocks of q8_1, for example from a file -> the same numbers as blocks of activations."""
+    converted = np.empty(blocks.shape, DTYPE)
     for name in ("d", "s"):
-        made[name] = blocks[name].astype(np.float32) * np.float32(1 / UNIT)
-    made["qs"] = blocks["qs"]
-    return made
+        converted[name] = blocks[name].astype(np.float32) * np.float32(1 / UNIT)
+    converted["qs"] = blocks["qs"]
+    return converted
 
 
 def scale_and_sum(blocks: Blocks) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """d and s, not in UNIT, of blocks of activations or of q8_1."""
+    """The d and s of blocks of activations or of q8_1, in units of 1."""
     unit = UNIT if blocks.dtype == DTYPE else 1.0
     return blocks["d"].astype(np.float64) * unit, blocks["s"].astype(np.float64) * unit
 
 
 def to_half_precision(values: Floats) -> Floats:
-    """Each rounded to 11 bits, to nearest even, as float16 rounds in its normal range; NaN and infinity become NaN.
+    """Values rounded to 11 bits, to nearest even, as float16 rounds in its normal range; NaN and infinity become NaN.
 
     Veltkamp's splitting: the tests try every significand. Finite values are below 2^128 / (2^13 + 1).
     """
