@@ -154,7 +154,7 @@ def test_every_include_is_found(fmt):
         found = sources.closure(unit, codegen.headers(fmt))
         names = [name for text in (unit, *found.values()) for name in sources.INCLUDE.findall(text)]
         assert {name.rpartition("/")[2] for name in names} == {name.rpartition("/")[2] for name in found}
-        assert sources.kernel_path(kernel) in found
+        assert sources.kernel_path(routes.source_of(kernel)) in found
     assert f"formats/{fmt.name}.cuh" in found
 
 
