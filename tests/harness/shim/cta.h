@@ -26,9 +26,9 @@ struct Fiber {
     ucontext_t context;
     jmp_buf place;
     State state = DONE;
-    uint64_t shown = 0;        // to the lanes that shuffle
-    std::vector<Copy> copies;  // that are under way
-    int groups = 0;            // of copies that are committed
+    uint64_t shown = 0;        // the value that other lanes read by shuffle
+    std::vector<Copy> copies;  // copies under way
+    int groups = 0;            // committed groups of copies
     alignas(16) char stack[64 << 10];
 };
 using Fibers = std::vector<std::unique_ptr<Fiber>>;
@@ -68,10 +68,10 @@ public:
         const unsigned thread = threadIdx.x;
         memcpy(&fibers[thread]->shown, &value, sizeof(T));
         wait_for_warp();
-        T found;
-        memcpy(&found, &fibers[thread / 32 * 32 + from]->shown, sizeof(T));
+        T received;
+        memcpy(&received, &fibers[thread / 32 * 32 + from]->shown, sizeof(T));
         wait_for_warp();
-        return found;
+        return received;
     }
 
     // The values of all lanes of the warp, for an instruction that all of them execute together.
@@ -161,12 +161,12 @@ private:
     }
     // Makes these threads ready if all of them wait for this; those that have ended wait no more.
     bool release(int first, int end, Fiber::State state) {
-        bool found = false;
+        bool waiting = false;
         for (int i = first; i < end; ++i) {
             if (fibers[i]->state != state && fibers[i]->state != Fiber::DONE) return false;
-            found |= fibers[i]->state == state;
+            waiting |= fibers[i]->state == state;
         }
-        if (!found) return false;
+        if (!waiting) return false;
         for (int i = first; i < end; ++i)
             if (fibers[i]->state == state) fibers[i]->state = Fiber::READY;
         return true;
