@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gpus
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy and CUDA are loaded, which read this
+if "PYTEST_XDIST_WORKER" in os.environ:  # NumPy and CUDA read these variables when they are loaded
     for library in ("OPENBLAS", "OMP", "MKL"):  # the last two are PyTorch's
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")  # workers share the cores
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.of_worker(os.environ["PYTEST_XDIST_WORKER"])

@@ -172,7 +172,7 @@ def level_loss(x: np.ndarray, w: qgemm.Tensor, dtype: str) -> np.ndarray | float
 
 
 def level_loss_of(fmt: Format, dtype: str) -> float:
-    """The same of a level, relative to its magnitude."""
+    """The error of rounding a level to x's type, relative to the level's magnitude."""
     return {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-9}[dtype] if fmt.needs_table else 0.0
 
 

@@ -34,7 +34,7 @@ def needs_a_gpu():
 def by_wgmma(monkeypatch, tokens):
     """Calls of any size are sorted by expert and take wgmma, with token tiles of `tokens` rows."""
     if int(cupy().cuda.Device().compute_capability) not in range(*WGMMA):
-        pytest.skip("wgmma is of sm_90 alone")
+        pytest.skip("only sm_90 has wgmma")
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 

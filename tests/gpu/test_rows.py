@@ -36,7 +36,7 @@ def test_rows_are_those_of_the_matrix(fmt, dtype):
 
 @pytest.mark.parametrize("index", [70, -1, 1 << 40])
 def test_an_index_that_is_no_row_stops_the_device(index):
-    """In a process of its own, whose device is lost."""
+    """The call runs in its own process, because the process loses its device."""
     process = subprocess.run([sys.executable, "-c", WRONG.format(index=index)], capture_output=True, text=True)
     assert process.returncode
     assert "CUDA" in process.stderr

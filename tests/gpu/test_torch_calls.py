@@ -55,7 +55,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 3, 40])
 def test_layouts_in_turn(weights, activation, m):
-    """Calls of one shape remember the last that was like them: no other layout is taken for it."""
+    """A call replays the last call of its shapes only where the layout is the same, too."""
     w, on_device = weights
     for _ in range(3):
         for make in LAYOUTS.values():
@@ -124,7 +124,7 @@ def test_modes_in_turn(weights):
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 5, 40])
 def test_threads_with_streams(weights, activation, m):
-    """All by one weight and one plan: no thread launches with another's pointers or on another's stream."""
+    """Threads share a weight and a plan: none launches with another's pointers or on another's stream."""
     _, on_device = weights
     xs = [normal(m, K) for _ in range(6)]
     wants = [qgemm.matmul(x, on_device, activation, dtype="float16") for x in xs]
@@ -158,7 +158,7 @@ def test_threads_with_streams(weights, activation, m):
 
 @pytest.mark.parametrize("m", [1, 40])
 def test_many_addresses_of_x(weights, m):
-    """More than the tensor maps that a launch keeps."""
+    """The call uses more addresses of x than a launch caches tensor maps for."""
     w, on_device = weights
     xs = [normal(m, K) for _ in range(40)]
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_many_addresses_of_x(weights, m):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")
 def test_two_devices(weights):
-    """Weights and x on either, whichever is current; no plan of one serves the other."""
+    """Weights and x are on either device, whichever is current; a plan of one device never serves the other."""
     w, first = weights
     with torch.cuda.device(1):
         second = w.to_device()

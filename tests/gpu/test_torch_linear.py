@@ -121,7 +121,7 @@ def test_a_whole_model_saved_on_the_gpu_is_loaded_on_the_host():
 @pytest.mark.parametrize("name", ["q4_0", "q6_k", "kbit4", "f16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients(name, dtype, monkeypatch):
-    """Panel by panel, of a number of rows that no row block divides."""
+    """Gradients are computed panel by panel, for a number of rows that no row block divides."""
     monkeypatch.setattr("qgemm.torch.ops.PANEL", 64 * 512)
     w = weights(name)
     layer = QLinear.from_tensor(w, torch.nn.Parameter(normal(200, dtype=dtype))).cuda()

@@ -20,7 +20,7 @@ struct Copy {
 
 // The stack of a CUDA thread, and where it waits. A thread of one CTA is a thread of the next one on the same stack.
 //
-// A fiber is begun by its context, then left and entered by jumps: to swap contexts takes a system call each time.
+// A fiber is begun by its context, then left and entered by jumps: swapping contexts would cost a system call each time.
 struct Fiber {
     enum State { READY, WARP, WHOLE_CTA, DONE };
     ucontext_t context;
@@ -44,7 +44,7 @@ public:
           call([](const void* kernel) { (*static_cast<const Kernel*>(kernel))(); }),
           threads(threads) {
         gridDim = grid, blockIdx = block, blockDim = {unsigned(threads), 1, 1};
-        memset(host_dynamic_smem, 0xff, sizeof(host_dynamic_smem));  // NaN, whatever a CTA before left there
+        memset(host_dynamic_smem, 0xff, sizeof(host_dynamic_smem));  // NaN replaces the values of an earlier CTA
         running() = this;
         for (current = 0; current < threads; ++current) {
             if (current == int(fibers.size())) {

@@ -100,7 +100,7 @@ inline float __fadd_rz(float a, float b) {
     fesetround(before);
     return sum;
 }
-// NaN is 0; what int has no room for ends where int does.
+// NaN becomes 0, and values beyond int its nearest end.
 inline int __double_as_saturated_int(double whole) {
     return isnan(whole) ? 0 : whole < INT32_MIN ? INT32_MIN : whole > INT32_MAX ? INT32_MAX : int(whole);
 }
