@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gpus
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # before NumPy and CUDA are loaded, which read this
+if "PYTEST_XDIST_WORKER" in os.environ:  # NumPy and CUDA read these variables when they are loaded
     for library in ("OPENBLAS", "OMP", "MKL"):  # the last two are PyTorch's
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")  # workers share the cores
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus.of_worker(os.environ["PYTEST_XDIST_WORKER"])
@@ -31,12 +31,13 @@ from qgemm.cuda.jit import cache, nvrtc
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
-# Tests send it to what they start, which inherits how it is taken: what a shell runs in its background ignores it.
+# Tests interrupt processes that they start. A shell starts background jobs with SIGINT ignored, and child processes
+# inherit that, so the default handler is restored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("qgemm", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("qgemm"), max_examples=5)  # of `make check`
+settings.register_profile("quick", settings.get_profile("qgemm"), max_examples=5)  # for `make check`
 settings.load_profile("qgemm")
 
 

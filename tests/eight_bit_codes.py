@@ -18,15 +18,15 @@ def codes_of(w: qgemm.Tensor, y: np.ndarray) -> EightBits:
     AssertionError unless codes are whole, at most 127, and within half a unit and ROUNDINGS of the weights.
     """
     k = w.shape[1]
-    known = eight_bits(w.format, w.blocks, k)
-    scale = known.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
-    found = np.divide(y.T.astype(np.float64), scale, out=np.zeros(w.shape), where=scale > 0)
-    codes = np.rint(found)
-    np.testing.assert_allclose(found, codes, atol=1e-3)
+    expected = eight_bits(w.format, w.blocks, k)
+    scale = expected.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
+    quotients = np.divide(y.T.astype(np.float64), scale, out=np.zeros(w.shape), where=scale > 0)
+    codes = np.rint(quotients)
+    np.testing.assert_allclose(quotients, codes, atol=1e-3)
     minimum = w.format.decode_levels(w.blocks.reshape(-1)).zeros_as_minimums().minimum
     assert (np.abs(codes * scale - w.dequantize(np.float64)) <= (0.5 + ROUNDINGS[minimum is not None]) * scale).all()
     assert np.abs(codes).max() <= 127
-    return EightBits(codes.astype(np.int8), known.scale)
+    return EightBits(codes.astype(np.int8), expected.scale)
 
 
 def of_units(m: int, n: int, k: int, rng: np.random.Generator) -> tuple[np.ndarray, qgemm.Tensor]:

@@ -1,4 +1,4 @@
-"""Products of a mixture of experts in float64, and what they may be off."""
+"""Products of a mixture of experts in float64, with bounds of the error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOAT32 = 2.0**-23
 
 
 class Known(NamedTuple):
-    """A product in float64, and by how much it may be off."""
+    """A product in float64, and the bound of a kernel's error."""
 
     y: np.ndarray
     bound: np.ndarray
@@ -48,33 +48,35 @@ def product(x, w, bias=None, dtype="float32", rounded="float32"):
 
 def known_matmul(x, w, ids, bias=None, dtype="float32", rounded="float32"):
     """y [T, top_k, N] of x [T, K] or [T, top_k, K]."""
-    made = [np.zeros((*ids.shape, w.shape[1])) for _ in Known._fields]
+    arrays = [np.zeros((*ids.shape, w.shape[1])) for _ in Known._fields]
     rows = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
     for expert in np.unique(ids):
         places = ids == expert
-        found = product(rows[places], w[expert], None if bias is None else bias[expert], dtype, rounded)
-        made[0][places], made[1][places] = found
-    return Known(*made)
+        result = product(rows[places], w[expert], None if bias is None else bias[expert], dtype, rounded)
+        arrays[0][places], arrays[1][places] = result
+    return Known(*arrays)
 
 
 def known_layer(
     x, gate, up, down, ids, weights, name, biases=(None, None, None), between="float32", in_float=False,
     rounded="float32",
 ):  # fmt: skip
-    """y [T, K] of x [T, K] by pairs of weights; between: the type of what is between the products, which the router's
-    weights multiply where `in_float` is not set."""
+    """y [T, K] of x [T, K] by pairs of weights.
+
+    between: the type of the activations between the products. The router's weights multiply these activations, unless
+    `in_float` is set.
+    """
     t, top_k = ids.shape
     y, bound = (np.zeros((t, down.shape[1])) for _ in Known._fields)
     for expert in np.unique(ids):
         token, j = np.nonzero(ids == expert)
         factor = weights[token, j].astype(np.float64)[:, None]
-        bias = [None if some is None else some[expert] for some in biases]
+        bias = [None if array is None else array[expert] for array in biases]
         g, u = (product(x[token], w[expert], b, between, rounded) for w, b in zip((gate, up), bias[:2], strict=True))
         middle = function(name, g.y) * gated_up(name, u.y)
         off = gated_bound(name, g.y, u.y, g.bound, u.bound, between) + ROUNDING[between] * np.abs(middle)
-        off += (
-            2.0**-24 / (np.abs(factor) + 1e-9) * (between == "float16" and not in_float)
-        )  # it is rounded times the factor
+        # float16 holds the activation times the factor, which may be subnormal
+        off += 2.0**-24 / (np.abs(factor) + 1e-9) * (between == "float16" and not in_float)
         d = product(middle, down[expert], bias[2], between, rounded)
         dense = np.abs(down[expert].dequantize(np.float64)).T
         sums = np.abs(factor * d.y) + np.abs(factor) * (np.abs(middle) @ dense)
@@ -125,8 +127,8 @@ def assert_a_graph_follows_ids(t, more=0.0, **of_layer):
         graph.replay()
         torch.cuda.synchronize()
         wide = x.cpu().numpy().astype(np.float32)
-        known = known_layer(wide, *weights, chosen, new, "silu", between="float16", **of_layer)
-        assert (np.abs(y.cpu().numpy() - known.y) <= known.bound + more * np.abs(known.y) + 2.0**-24).all()
+        expected = known_layer(wide, *weights, chosen, new, "silu", between="float16", **of_layer)
+        assert (np.abs(y.cpu().numpy() - expected.y) <= expected.bound + more * np.abs(expected.y) + 2.0**-24).all()
         replayed = y.clone()
         y.fill_(float("nan"))
         torch.cuda.synchronize()

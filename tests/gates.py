@@ -1,4 +1,4 @@
-"""The gates of qgemm.gated in float64, and what a gated product may be off."""
+"""The gates of qgemm.gated in float64, and the bound of a gated product's error."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def function(name, x):
 
 
 def gated_up(name, up):
-    """What the gate multiplies, in float64."""
+    """The operand that the gate multiplies, in float64."""
     up = np.asarray(up, np.float64)
     return np.clip(up, -7, 7) + 1 if name == "swiglu_oai" else up
 
 
 def gated_bound(name, gate, up, gate_bound, up_bound, dtype="float32"):
-    """What y may be off, where the products are off by at most so much and y is rounded to a dtype."""
+    """The bound of y's error, from the bounds of both products and the rounding of y to dtype."""
     factor, up = np.abs(function(name, gate)), gated_up(name, up)
     of_factor = SLOPE * gate_bound + 4 * FLOAT32 * np.abs(gate)
     error = of_factor * (np.abs(up) + up_bound) + factor * up_bound

@@ -1,4 +1,7 @@
-"""Which GPU a pytest worker takes; nothing here loads NumPy or CUDA, which read what is set from it."""
+"""The GPU of a pytest worker.
+
+This module must not import NumPy or CUDA: they read the environment variables that are set from it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several test modules share: arrays of the GPU, random tensors, bounds of products, converters, child processes.
+"""Helpers of several test modules: arrays of the GPU, random tensors, bounds of products, converters, processes.
 
 tests/strategies.py draws with Hypothesis; here nothing is drawn.
 """
@@ -117,11 +117,11 @@ def guarded(m: int, n: int, dtype: Any = "float32") -> tuple[Any, Any]:
     return rows, rows[1:-1]
 
 
-def assert_same_bits(first: Any, again: Callable[[], Any], times: int = 200) -> None:
-    """again() gives the bits of `first` each time; the GPU is asked once, for all."""
+def assert_same_bits(first: Any, call: Callable[[], Any], times: int = 200) -> None:
+    """call() returns the bits of `first` every time. The host reads one count from the GPU, after all calls."""
     wrong = cupy().zeros((), np.int64)
     for _ in range(times):
-        wrong += cupy().count_nonzero(again() != first)
+        wrong += cupy().count_nonzero(call() != first)
     assert int(wrong) == 0
 
 
@@ -135,9 +135,10 @@ def exact(x: np.ndarray, w: qgemm.Tensor) -> np.ndarray:
 
 
 def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
-    """What is lost of each weight of a row at most where halves are subnormal: 2^-25, in prefill in its unit.
+    """The largest rounding error of a weight where halves are subnormal, for each row. [N]
 
-    There of minimum and weight, and of the scale, that times a level; nothing where all are multiples of 2^-24. [N]
+    Rounding to a subnormal half is off by at most 2^-25. The prefill kernels round minimum, weight and scale in the
+    row's unit, and a level multiplies the error of the scale. The error is zero where all three are multiples of 2^-24.
     """
     if w.format.plain:
         return np.full(w.shape[0], 2.0**-25)
@@ -155,21 +156,23 @@ def product_bound(x: np.ndarray, w: qgemm.Tensor, dtype: np.dtype) -> np.ndarray
 
 
 def level_magnitudes(w: qgemm.Tensor) -> np.ndarray:
-    """Of each weight of a codebook what a relative error of its level is of: from 2^-14 on, of levels times 2^-e, half
-    has 11 bits. [N, K]"""
+    """The magnitude of each weight of a codebook, to multiply by the relative error of its level. [N, K]
+
+    Kernels hold levels times 2^-e in half, which has 11 bits from 2^-14 on: smaller levels count as 2^-14.
+    """
     fmt = w.format
     least = fmt.variant(np.full_like(fmt.codebook, 2.0 ** (tiles.level_exponent(fmt) - 14)), None)
     return np.maximum(magnitudes(fmt, w.blocks), magnitudes(least, w.blocks))
 
 
 def level_loss(x: np.ndarray, w: qgemm.Tensor, dtype: str) -> np.ndarray | float:
-    """What rounding a codebook's levels to x's type costs a product."""
+    """The error of a product from rounding a codebook's levels to x's type."""
     lost = level_loss_of(w.format, dtype)
     return lost * (np.abs(x) @ level_magnitudes(w).T) if lost else 0.0
 
 
 def level_loss_of(fmt: Format, dtype: str) -> float:
-    """The same of a level, relative to its magnitude."""
+    """The error of rounding a level to x's type, relative to the level's magnitude."""
     return {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-9}[dtype] if fmt.needs_table else 0.0
 
 
@@ -189,7 +192,7 @@ def assert_a8(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
 
 
 def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.Tensor, np.ndarray]:
-    """x [M, K] prepared for an activation, and finite float32 y [M, N], the same from x as from what was prepared."""
+    """x [M, K] prepared for an activation, and its product y [M, N], float32 and finite; x itself gives the same y."""
     prepared = qgemm.quantize_activations(x, kind)
     y = qgemm.matmul(x, w, kind)
     np.testing.assert_array_equal(qgemm.matmul(prepared, w), y)
@@ -211,7 +214,7 @@ def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor, levels_fi
 # ---------------------------------------------------------------- programs
 
 
-WEIGHT = "blk.2.attn_q.q4_0"  # of EXCERPT: (96, 384)
+WEIGHT = "blk.2.attn_q.q4_0"  # a tensor [96, 384] in EXCERPT
 
 
 def lines_of(out: str, start: str) -> dict[str, list[str]]:
@@ -256,7 +259,7 @@ def left_over(folder: Path) -> list[str]:
 def forked(work: Any) -> int:
     """A child process, which may be killed, that does `work` and ends."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside BLAS's idle threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about a fork beside BLAS's idle threads
         child = os.fork()
     if child == 0:
         try:

@@ -12,8 +12,8 @@ def in_k_blocks(blocks):
     m, count = blocks.shape
     padded = np.zeros((m, -(-count // q8_1_k_blocks.BLOCKS) * q8_1_k_blocks.BLOCKS), blocks.dtype)
     padded[:, :count] = blocks
-    found = np.zeros((m, padded.shape[1] // q8_1_k_blocks.BLOCKS), q8_1_k_blocks.DTYPE)
-    found["qs"] = padded["qs"].reshape(*found["qs"].shape)[..., q8_1_k_blocks.ORDER]
+    activations = np.zeros((m, padded.shape[1] // q8_1_k_blocks.BLOCKS), q8_1_k_blocks.DTYPE)
+    activations["qs"] = padded["qs"].reshape(*activations["qs"].shape)[..., q8_1_k_blocks.ORDER]
     for i, name in enumerate("ds"):
-        found["ds"][..., i] = padded[name].reshape(*found.shape, q8_1_k_blocks.BLOCKS)
-    return found.T
+        activations["ds"][..., i] = padded[name].reshape(*activations.shape, q8_1_k_blocks.BLOCKS)
+    return activations.T

@@ -1,8 +1,8 @@
 """Products in float64 on the GPU, of weights that NumPy decodes: references of tests/gpu/.
 
-What is checked independently is how weights are decoded, which stays with NumPy, once for all products of a tensor; a
-float64 product of what it gives is left to cuBLAS, since NumPy takes most of a test's time for it. Everything here is
-on the GPU, where a test compares it with y.
+NumPy decodes the weights, independently of the kernels and once for all products of a tensor. cuBLAS multiplies the
+decoded weights in float64, because NumPy would spend most of a test's time on the product. All results are arrays on
+the GPU, where a test compares them with y.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EVERY_ROW = slice(None)
 
 
 class Reference:
-    """A tensor here and on the GPU, with what references of its products take, made when first asked for.
+    """A tensor on the host and on the GPU, with the operands of its reference products, computed at their first use.
 
     rows: those of W [N, K] whose products are computed; all, or an array of their numbers.
     """
@@ -38,17 +38,17 @@ class Reference:
 
     @cached_property
     def magnitudes(self) -> Any:
-        """What is summed for each weight: error_bound.magnitudes."""
+        """The sum of the magnitudes of each weight's terms, by error_bound.magnitudes. [N, K]"""
         return cupy().asarray(magnitudes(self.w.format, self.w.blocks))
 
     @cached_property
     def level_magnitudes(self) -> Any:
-        """Of a codebook: helpers.level_magnitudes."""
+        """The magnitudes of a codebook's weights, by helpers.level_magnitudes. [N, K]"""
         return cupy().asarray(level_magnitudes(self.w))
 
     @cached_property
     def subnormal_loss(self) -> Any:
-        """Of each row: helpers.subnormal_loss."""
+        """The rounding error of each row's subnormal halves, by helpers.subnormal_loss. [N]"""
         return cupy().asarray(subnormal_loss(self.w))
 
     def exact(self, x: Any) -> Any:
@@ -56,7 +56,7 @@ class Reference:
         return x.astype(np.float64) @ self.dense.T
 
     def level_loss(self, x: Any, dtype: str) -> Any:
-        """What rounding a codebook's levels to x's type costs a product of x [M, K], of the GPU."""
+        """The error of a product of x [M, K], on the GPU, from rounding a codebook's levels to x's type."""
         lost = level_loss_of(self.w.format, dtype)
         return lost * (abs(x.astype(np.float64)) @ self.level_magnitudes.T) if lost else 0.0
 
@@ -68,5 +68,5 @@ class Reference:
 
 @lru_cache(maxsize=8)
 def reference(fmt: Format, n: int, k: int, seed: int = 0) -> Reference:
-    """That of random weights [N, K'], shared by the tests of a format, which follow each other; nobody changes it."""
+    """The reference of random weights [N, K'], cached for consecutive tests of a format, which must not change it."""
     return Reference(random_tensor(fmt, n, k, np.random.default_rng([n, k, seed])))

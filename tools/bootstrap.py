@@ -6,7 +6,7 @@
 Standard library only. It writes nothing outside .venv and the package caches, never touches the system's
 packages or pip, and needs no rights. .venv belongs to this script: one that is unfinished, moved or made by
 another Python is thrown away and made again. .venv/bootstrap.json, written last, says what .venv holds; while
-it answers to pyproject.toml and to what is asked for, nothing is run at all.
+it agrees with pyproject.toml and the requested extras, nothing is run at all.
 
 With an NVIDIA driver present, CuPy for its CUDA version comes along; QGEMM_NO_CUDA=1 keeps all CUDA out.
 """
@@ -90,7 +90,7 @@ def choose_cuda(driver, kept_out):
 
 
 def all_extras(requested, cuda):
-    """What is asked for, and CUDA. Without a driver only the tests want it: they compile the kernels."""
+    """The requested extras and that of CUDA. Without a driver only the tests need CUDA, to compile the kernels."""
     extras = set(requested)
     if cuda in ("cuda12", "cuda13"):
         return extras - {"nvrtc"} | {cuda}  # CuPy's extra brings the NVRTC of its own CUDA version
@@ -234,16 +234,16 @@ class Links(html.parser.HTMLParser):
 
 def newest_pip(page):
     """The href of the newest released pip wheel on an index page that this Python can run."""
-    found = []
+    wheels = []
     for link in Links(page).links:
         name = re.search(r"/pip-(\d+(?:\.\d+)*)-py3-none-any\.whl(?:#|$)", link.get("href") or "")
         oldest = re.search(r">=\s*3\.(\d+)", link.get("data-requires-python") or "")
         runs = oldest is None or int(oldest[1]) <= sys.version_info[1]
         if name and runs and "data-yanked" not in link:
-            found.append(([int(part) for part in name[1].split(".")], link["href"]))
-    if not found:
+            wheels.append(([int(part) for part in name[1].split(".")], link["href"]))
+    if not wheels:
         raise Stop("the package index lists no pip wheel for this Python")
-    return max(found)[1]
+    return max(wheels)[1]
 
 
 def fetch(url):

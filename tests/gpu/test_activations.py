@@ -37,8 +37,8 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
     on_gpu = cupy().asarray(x)
     size = -(-x.shape[1] // tiles.K_BLOCK) * len(x) * q8_1_k_blocks.DTYPE.itemsize
     cupy().full(size, 255, np.uint8)  # freed at once: the memory that the blocks will get
-    made = qgemm.quantize_activations(on_gpu)
-    got = made.blocks()
+    prepared = qgemm.quantize_activations(on_gpu)
+    got = prepared.blocks()
     np.testing.assert_array_equal(got["qs"], want["qs"])
     for name in ("d", "s"):
         np.testing.assert_array_equal(got[name], want[name])
@@ -67,9 +67,9 @@ def test_a8_of_x_equals_a8_of_its_blocks(x_dtype, m, k):
     x[0, 0], x[1, 1], x[2, 2] = 65504, np.nan, -np.inf
     x = cupy().asarray(x.astype(np.float32)).astype(float_dtype(x_dtype))
     w = qgemm.quantize(rng.standard_normal((72, k)), "q4_0").to_device()
-    for some in (x, x[3:]):
-        y = qgemm.matmul(some, w, "a8").get()
-        np.testing.assert_array_equal(y, qgemm.matmul(qgemm.quantize_activations(some), w, "a8").get())
+    for rows in (x, x[3:]):
+        y = qgemm.matmul(rows, w, "a8").get()
+        np.testing.assert_array_equal(y, qgemm.matmul(qgemm.quantize_activations(rows), w, "a8").get())
     assert np.isfinite(y).any()
 
 
@@ -81,8 +81,8 @@ def test_extreme_activations(fmt, x_dtype, m):
     w = random_tensor(fmt, 200, 768, np.random.default_rng(m))
     x = np.resize(np.roll(extreme(768), m, axis=0), (m, 768)).astype(float_dtype(x_dtype))
     on_device, on_gpu = w.to_device(), cupy().asarray(x)
-    for some in (on_gpu, qgemm.quantize_activations(on_gpu)):
-        assert_a8_formula(qgemm.matmul(some, on_device, "a8").get(), x, w)
+    for activations in (on_gpu, qgemm.quantize_activations(on_gpu)):
+        assert_a8_formula(qgemm.matmul(activations, on_device, "a8").get(), x, w)
 
 
 @over_formats(INTEGER)

@@ -79,7 +79,7 @@ def test_a_product_can_be_captured_in_a_graph(activation, m):
 
 @each_product
 def test_guard_regions(fmt, activation):
-    """What lies around y is not written, and what lies around x, NaN, reaches no output."""
+    """Memory around y is not written, and NaN in the memory around x reaches no output."""
     cp, rng = cupy(), np.random.default_rng(9)
     n, k = 70, 3 * fmt.weights
     w = random_tensor(fmt, n, k, rng).to_device()
@@ -229,17 +229,17 @@ def test_torch_captures_products(activation, m):
         many = qgemm.matmul_many(x, [w, w], activation, dtype="float16")
     for _ in range(3):
         x.normal_()
-        for each in (y, out, *many):
-            each.fill_(float("nan"))
+        for output in (y, out, *many):
+            output.fill_(float("nan"))
         graph.replay()
         want = qgemm.matmul(x, w, activation)
         assert torch.equal(out, want)
-        assert all(torch.equal(one, want.half()) for one in many)
+        assert all(torch.equal(half, want.half()) for half in many)
         assert torch.equal(y, qgemm.matmul(x, w, activation, bias=bias).bfloat16())
 
 
 def test_a_call_touches_its_own_stream_alone():
-    """Products on one stream of torch end while the default stream is still at work, the slow path and the short."""
+    """Products on a stream of torch end, by the slow and the fast path, while the default stream is still at work."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     rng = np.random.default_rng(32)
     w = qgemm.quantize(rng.standard_normal((256, 128)).astype(np.float32), "q4_0")
@@ -262,7 +262,7 @@ def test_a_call_touches_its_own_stream_alone():
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_calls_leave_nothing_behind(library):
-    """Neither memory of the GPU nor objects of Python, over 10,000 calls of every kind."""
+    """10,000 calls of every kind leak neither memory of the GPU nor objects of Python."""
     cp = cupy()
     if library == "torch":
         torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -297,7 +297,7 @@ def test_calls_leave_nothing_behind(library):
 
 
 def test_threads_that_share_a_stream():
-    """Each quantizes its x into the stream's workspace; none gets another's."""
+    """Every product quantizes its x into its stream's workspace, and none reads the x of another stream."""
     cp, rng = cupy(), np.random.default_rng(34)
     w = qgemm.quantize(rng.standard_normal((512, 256)).astype(np.float32), "q4_0").to_device()
     xs = [cp.asarray(rng.standard_normal((5, 256)).astype(np.float16)) for _ in range(4)]

@@ -30,19 +30,19 @@ def on_sm_89() -> bool:
     return bool(cuda.available) and int(cupy().cuda.Device().compute_capability) >= 89
 
 
-def problem(w, m, **of_y):
+def problem(w, m, **output_fields):
     on, (n, k) = gpu_of(cupy().cuda.Device().id), w.shape
-    return Problem(w.format, E4M3, m, n, k, on.sm, EIGHT_BITS, (Output(n, **of_y),), 0, on.device, on.sms)
+    return Problem(w.format, E4M3, m, n, k, on.sm, EIGHT_BITS, (Output(n, **output_fields),), 0, on.device, on.sms)
 
 
 def ways(w, m):
     """Every way to multiply by w: a kernel and its config."""
     p = problem(w, m)
     plans = itertools.product(prefill.fitting(p), (1, 3))
-    found = [(prefill.PREFILL_SM80_EIGHT_BITS, Plan(config, split_k)) for config, split_k in plans]
+    candidates = [(prefill.PREFILL_SM80_EIGHT_BITS, Plan(config, split_k)) for config, split_k in plans]
     if routes.can_serve(gemm.GEMM_SM90_S8, p) and group_activations.rows_of(m) >= gemm.BLOCK_TOKENS:
-        found += [(gemm.GEMM_SM90_S8, config) for config in gemm.configs(p)]
-    return found
+        candidates += [(gemm.GEMM_SM90_S8, config) for config in gemm.configs(p)]
+    return candidates
 
 
 def product(w, prepared, way):
@@ -101,8 +101,8 @@ def test_several_tiles_of_y_for_each_cluster():
     """More tiles than the GPU has clusters, bit for bit what NumPy makes."""
     x, w = exact_in_any_order(2100, 9000, 512, np.random.default_rng(4))
     y = qgemm.matmul(cupy().asarray(x), w.to_device(), E4M3).get()
-    some = np.random.default_rng(5).integers(0, 9000, 300)
-    np.testing.assert_array_equal(y[:, some], qgemm.matmul(x, w[some], E4M3))
+    columns = np.random.default_rng(5).integers(0, 9000, 300)
+    np.testing.assert_array_equal(y[:, columns], qgemm.matmul(x, w[columns], E4M3))
 
 
 @pytest.mark.parametrize(("m", "repeats"), [(30, 30), (2048, 200)])
@@ -111,7 +111,7 @@ def test_many_repeats_prepared_and_epilogues_give_the_same_bits(m, repeats):
     rng, cp = np.random.default_rng(5), cupy()
     w, other = (random_tensor(MXFP4, 4000, 1024, rng).to_device() for _ in range(2))
     x = cp.asarray(normal(m, 1024).astype(np.float16))
-    first, between = (qgemm.matmul(x, each, E4M3) for each in (w, other))
+    first, between = (qgemm.matmul(x, weights, E4M3) for weights in (w, other))
     prepared = qgemm.quantize_activations(x, E4M3)
     for repeat in range(repeats):
         assert bool((qgemm.matmul(x if repeat % 2 else prepared, w, E4M3) == first).all())

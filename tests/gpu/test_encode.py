@@ -15,20 +15,20 @@ from qgemm.cuda import encode
 from qgemm.cuda.kernels import transforms
 
 ON_GPU = [fmt for fmt in ENCODED_BLOCKS if encode.takes(fmt)]
-BY_LANES = [fmt for fmt in ON_GPU if transforms.encodes(fmt)]  # four to a block of 32 weights
+BY_LANES = [fmt for fmt in ON_GPU if transforms.encodes(fmt)]  # four lanes encode a block of 32 weights
 WEIGHTED = [fmt for fmt in ON_GPU if transforms.encodes_weighted(fmt)]
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "ggml_encoders.npz")
 TYPES = ("float32", "float16", "bfloat16")
 
 
 def values(rng):
-    """Rows of 32 that every block holds: ordinary ones, and what rounding, ties and signs of zero depend on."""
-    zeros, some = rng.choice([0.0, -0.0], (80, 32)), rng.random((80, 32)) < 0.5
+    """Rows of 32 that every block holds: ordinary ones, and values on which rounding, ties and signs of zero depend."""
+    zeros, mask = rng.choice([0.0, -0.0], (80, 32)), rng.random((80, 32)) < 0.5
     yield rng.standard_normal((131, 32))
     yield rng.integers(-16, 17, (90, 32)) * 2.0 ** rng.integers(-12, 1, (90, 1))  # ties
     yield zeros
-    yield np.where(some, zeros, np.abs(rng.standard_normal((80, 32))))  # the least is a zero of either sign
-    yield np.where(some, zeros, -np.abs(rng.standard_normal((80, 32))))
+    yield np.where(mask, zeros, np.abs(rng.standard_normal((80, 32))))  # the least is a zero of either sign
+    yield np.where(mask, zeros, -np.abs(rng.standard_normal((80, 32))))
     yield np.repeat(rng.standard_normal((20, 1)), 32, axis=1)
     yield rng.standard_normal((90, 32)) * 2.0 ** rng.integers(-149, -100, (90, 1))  # subnormal scales, 1 / d infinite
     yield rng.standard_normal((90, 32)) * 2.0 ** rng.integers(-126, 14, (90, 32))
@@ -38,12 +38,12 @@ def values(rng):
 
 
 def outcome(x, fmt) -> bytes | str:
-    """The blocks, or what is said against them."""
+    """The bytes of the blocks, or the message of the QuantizeError."""
     try:
-        made = qgemm.quantize(x, fmt)
+        encoded = qgemm.quantize(x, fmt)
     except qgemm.QuantizeError as error:
         return str(error)
-    return (made if isinstance(x, np.ndarray) else made.to_host()).blocks.tobytes()
+    return (encoded if isinstance(x, np.ndarray) else encoded.to_host()).blocks.tobytes()
 
 
 # ---------------------------------------------------------------- qgemm.quantize
@@ -59,21 +59,21 @@ def test_bytes_of_the_cpu(fmt, dtype):
     for rows in (rng.permutation(x), *(x[rng.integers(0, len(x), n)] for n in (1, 7, 8, 15, 16, 17, 129))):
         with np.errstate(over="ignore", invalid="ignore"):  # 1 / d may be infinite
             want = fmt.encode(rows.astype(np.float32))
-        blocks, found = encode.encode(cupy().asarray(rows), encode.c_type(rows.dtype), fmt)
+        blocks, stats = encode.encode(cupy().asarray(rows), encode.c_type(rows.dtype), fmt)
         assert blocks.get()[: want.nbytes].tobytes() == want.tobytes()
-        found = found.get().view(transforms.ENCODE_STATS)
+        stats = stats.get().view(transforms.ENCODE_STATS)
         wide = rows.astype(np.float64)
-        assert found["error"].sum() == pytest.approx(np.square(fmt.decode(want) - wide).sum(), rel=1e-4)
-        assert found["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
-        assert found["refused"].min() == len(rows)
+        assert stats["error"].sum() == pytest.approx(np.square(fmt.decode(want) - wide).sum(), rel=1e-4)
+        assert stats["power"].sum() == pytest.approx(np.square(wide).sum(), rel=1e-5)
+        assert stats["refused"].min() == len(rows)
 
 
 @over_formats(BY_LANES)
 @pytest.mark.parametrize("scale", [2.0**-149, 2.0**-130, 1e-30, 1.0])
 def test_sums_of_squares_that_float32_has_no_room_for(fmt, scale):
     x = (np.random.default_rng(3).integers(-100, 101, (50, 32)) * scale).astype(np.float32)
-    found = encode.encode(cupy().asarray(x), "float", fmt)[1].get().view(transforms.ENCODE_STATS)
-    assert found["power"].sum() == pytest.approx(np.square(x.astype(np.float64)).sum(), rel=1e-5)
+    stats = encode.encode(cupy().asarray(x), "float", fmt)[1].get().view(transforms.ENCODE_STATS)
+    assert stats["power"].sum() == pytest.approx(np.square(x.astype(np.float64)).sum(), rel=1e-5)
 
 
 @over_formats(ON_GPU)
@@ -100,26 +100,26 @@ def test_bytes_of_ggml(name, kind):
     """18 families of weights, with an importance of the columns and without."""
     if not encode.takes(qgemm.FORMATS[name]):
         pytest.skip(f"{name} is encoded on the CPU")
-    of = GOLDEN["imatrix"] if kind == "imatrix" else None
-    made = qgemm.quantize(cupy().asarray(GOLDEN["x"]), name, imatrix=of).to_host()
-    assert made.blocks.tobytes() == GOLDEN[f"{name}.{kind}"].tobytes()
+    importance = GOLDEN["imatrix"] if kind == "imatrix" else None
+    encoded = qgemm.quantize(cupy().asarray(GOLDEN["x"]), name, imatrix=importance).to_host()
+    assert encoded.blocks.tobytes() == GOLDEN[f"{name}.{kind}"].tobytes()
 
 
 @over_formats(WEIGHTED)
 def test_an_importance_of_every_value(fmt):
-    """From the host or the device, of an array of any type; what a block cannot hold is refused as on the CPU."""
+    """The importance may be on the host or the device; weights that a block cannot hold are refused as on the CPU."""
     cp = cupy()
     x = normal(37, 3 * fmt.weights)
-    of = np.random.default_rng(2).uniform(0, 4, x.shape)
+    importance = np.random.default_rng(2).uniform(0, 4, x.shape)
     for kind in ("float32", "float16"):
-        want = qgemm.quantize(x.astype(kind), fmt, imatrix=of).blocks.tobytes()
-        for given in (of, cp.asarray(of)):
-            made = qgemm.quantize(cp.asarray(x.astype(kind)), fmt, imatrix=given)
-            assert made.to_host().blocks.tobytes() == want
+        want = qgemm.quantize(x.astype(kind), fmt, imatrix=importance).blocks.tobytes()
+        for array in (importance, cp.asarray(importance)):
+            encoded = qgemm.quantize(cp.asarray(x.astype(kind)), fmt, imatrix=array)
+            assert encoded.to_host().blocks.tobytes() == want
     x[30, 5] = 1e20
     for array in (x, cp.asarray(x)):
         with pytest.raises(qgemm.QuantizeError, match="block 0 of row 30 needs a scale beyond float16"):
-            qgemm.quantize(array, fmt, imatrix=of)
+            qgemm.quantize(array, fmt, imatrix=importance)
 
 
 @over_formats(ON_GPU)
@@ -172,29 +172,29 @@ def test_errors_name_what_came_and_what_fits():
 @over_formats([fmt for fmt in ENCODED_BLOCKS if fmt in ON_GPU or fmt.tile.bit_planes])
 def test_converted_files_are_the_same(fmt, tmp_path):
     source = mixed_model(tmp_path / "x.gguf")
-    made = {
+    results = {
         name: converted(source, tmp_path / f"{name}.gguf", fmt.name, backend=name, allow_requantize=True)
         for name in ("cpu", "cuda")
     }
     assert (tmp_path / "cuda.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
-    for ours, theirs in zip(made["cuda"].values(), made["cpu"].values(), strict=True):
+    for ours, theirs in zip(results["cuda"].values(), results["cpu"].values(), strict=True):
         assert ours.error == pytest.approx(theirs.error, rel=1e-4)
         assert ours._replace(error=None) == theirs._replace(error=None)
 
 
 @over_formats(WEIGHTED)
 def test_files_converted_by_an_importance_matrix_are_the_same(fmt, tmp_path, monkeypatch):
-    """Of a matrix, of experts that ranges cross, and of rows longer than a range."""
+    """The file has a matrix, experts that ranges of values cross, and rows longer than a range."""
     rng, k = np.random.default_rng(5), 2 * fmt.weights
     shapes = {"a.weight": (70, k), "blk.0.ffn_up_exps.weight": (3, 35, k), "long.weight": (3, 40 * k)}
     tensors = {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
     importance = {name: rng.uniform(0, 4, (*shape[:-2], shape[-1])) for name, shape in shapes.items()}
-    importance = {name: of.astype(np.float32) for name, of in importance.items()}
+    importance = {name: array.astype(np.float32) for name, array in importance.items()}
     qgemm.write(tmp_path / "x.gguf", tensors)
     monkeypatch.setattr("qgemm.converter.device.Device.range", 21 * k)
     for name in ("cpu", "cuda"):
-        made = tmp_path / f"{name}.gguf"
-        converted(tmp_path / "x.gguf", made, fmt.name, backend=name, importance=importance)
+        target = tmp_path / f"{name}.gguf"
+        converted(tmp_path / "x.gguf", target, fmt.name, backend=name, importance=importance)
     assert (tmp_path / "cuda.gguf").read_bytes() == (tmp_path / "cpu.gguf").read_bytes()
 
 
@@ -204,13 +204,13 @@ def test_bad_weights_are_refused_in_the_same_words(fmt, value, tmp_path):
     x = np.random.default_rng(1).standard_normal((3000, 1024)).astype(np.float32)
     x[2, 40] = x[2999, 3] = value
     qgemm.write(tmp_path / "x.gguf", {"x.weight": x})
-    said = [refusal(tmp_path, fmt, backend) for backend in ("cpu", "cuda")]
-    assert said[0] == said[1]
-    assert (said[0] == "") == (fmt == "mxfp4" and np.isfinite(value))
+    refusals = [refusal(tmp_path, fmt, backend) for backend in ("cpu", "cuda")]
+    assert refusals[0] == refusals[1]
+    assert (refusals[0] == "") == (fmt == "mxfp4" and np.isfinite(value))
 
 
 def refusal(folder, fmt, backend) -> str:
-    """What the converter says against x.gguf, or nothing."""
+    """The message of the converter that refuses x.gguf, or an empty string."""
     try:
         converted(folder / "x.gguf", folder / "y.gguf", fmt, backend=backend, allow_requantize=True)
     except qgemm.QuantizeError as error:

@@ -19,10 +19,10 @@ from qgemm.routing import GATE_OF
 TYPES = ("float16", "bfloat16", "float32")
 
 
-def assert_within(y, known, dtype="float32"):
+def assert_within(y, expected, dtype="float32"):
     rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    off = np.abs(y.get().astype(np.float64) - known.y)
-    assert (off <= known.bound + rounding * (np.abs(known.y) + known.bound) + 2.0**-24).all()
+    off = np.abs(y.get().astype(np.float64) - expected.y)
+    assert (off <= expected.bound + rounding * (np.abs(expected.y) + expected.bound) + 2.0**-24).all()
 
 
 def on_gpu(*arrays):
@@ -63,15 +63,15 @@ def test_a_layer(fmt, name, dtype):
         ids, weights = routed(rng, t, top_k, 9)
         x = (rng.standard_normal((t, 512)) / 64).astype(float_dtype(dtype))
         biases = [(rng.standard_normal((9, n)) / 8).astype(np.float32) for n in (256, 256, 512)]
-        known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype)
-        given = on_gpu(x, ids, weights)
-        y = qgemm.moe(given[0], packed[:2], packed[2], *given[1:], name, biases=on_gpu(*biases))
-        assert_within(y, known)
+        expected = known_layer(x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype)
+        arrays = on_gpu(x, ids, weights)
+        y = qgemm.moe(arrays[0], packed[:2], packed[2], *arrays[1:], name, biases=on_gpu(*biases))
+        assert_within(y, expected)
         of_both = on_gpu(np.concatenate(biases[:2], axis=1), biases[2])
-        merged = qgemm.moe(given[0], both, packed[2], *given[1:], name, biases=of_both)
+        merged = qgemm.moe(arrays[0], both, packed[2], *arrays[1:], name, biases=of_both)
         assert merged.tobytes() == y.tobytes()
-        again = partial(qgemm.moe, given[0], packed[:2], packed[2], *given[1:], name, biases=on_gpu(*biases))
-        assert_same_bits(y, again, 200 if name == "swiglu" else 5)
+        call = partial(qgemm.moe, arrays[0], packed[:2], packed[2], *arrays[1:], name, biases=on_gpu(*biases))
+        assert_same_bits(y, call, 200 if name == "swiglu" else 5)
 
 
 @over_formats([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q8_0", "mxfp4", "iq2_xs", "kbit4")])
@@ -83,12 +83,12 @@ def test_a_layer_without_bulk_copies(fmt, monkeypatch):
     gate, up, down = (random_experts(fmt, 9, *shape, rng) for shape in ((512, 2048), (512, 2048), (2048, 512)))
     ids, weights = routed(rng, 2, 4, 9)
     x = (rng.standard_normal((2, 2048)) / 64).astype(np.float16)
-    known = known_layer(x.astype(np.float32), gate, up, down, ids, weights, "silu", between="float16")
+    expected = known_layer(x.astype(np.float32), gate, up, down, ids, weights, "silu", between="float16")
     packed = [w.to_device() for w in (gate, up, down)]
-    given = on_gpu(x, ids, weights)
-    y = qgemm.moe(given[0], packed[:2], packed[2], *given[1:])
-    assert_within(y, known)
-    assert_same_bits(y, lambda: qgemm.moe(given[0], packed[:2], packed[2], *given[1:]), 20)
+    arrays = on_gpu(x, ids, weights)
+    y = qgemm.moe(arrays[0], packed[:2], packed[2], *arrays[1:])
+    assert_within(y, expected)
+    assert_same_bits(y, lambda: qgemm.moe(arrays[0], packed[:2], packed[2], *arrays[1:]), 20)
 
 
 @pytest.mark.parametrize("spelled", ["mxfp4", "q4_k"])
@@ -100,10 +100,10 @@ def test_bytes_of_ggml_as_experts(spelled, t):
     ids, _ = routed(rng, t, 3, 5)
     x = (rng.standard_normal((t, 512)) / 64).astype(np.float16)
     y = qgemm.moe_matmul(*on_gpu(x), w.to_device(), *on_gpu(ids))
-    known = known_matmul(x.astype(np.float32), w, ids, None, "float16", rounded="float16")
+    expected = known_matmul(x.astype(np.float32), w, ids, None, "float16", rounded="float16")
     exact = np.einsum("tk,tjnk->tjn", x.astype(np.float64), values[ids])
-    np.testing.assert_allclose(known.y, exact, rtol=1e-9, atol=1e-9)
-    assert_within(y, known)
+    np.testing.assert_allclose(expected.y, exact, rtol=1e-9, atol=1e-9)
+    assert_within(y, expected)
 
 
 def test_torch_graphs_and_ids_that_change():

@@ -32,19 +32,19 @@ def needs_a_gpu():
 
 
 def by_wgmma(monkeypatch, tokens):
-    """Every call is sorted, with token tiles of so many rows."""
+    """Calls of any size are sorted by expert and take wgmma, with token tiles of `tokens` rows."""
     if int(cupy().cuda.Device().compute_capability) not in range(*WGMMA):
-        pytest.skip("wgmma is of sm_90 alone")
+        pytest.skip("only sm_90 has wgmma")
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 
 def by_decode(monkeypatch, tokens):
-    """The same by the kernel for experts of few tokens, by bulk copies where the GPU has them."""
+    """Calls of any size take the kernel for experts of few tokens, with bulk copies where the GPU has them."""
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 
 def by_mma_sync(monkeypatch, tokens):
-    """The same by the kernel of GPUs without wgmma."""
+    """Calls of any size take the kernel of GPUs without wgmma."""
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: gpu(device)._replace(sm=MMA_SYNC))
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
@@ -58,9 +58,9 @@ def on_gpu(*arrays):
     return [None if array is None else cupy().asarray(array) for array in arrays]
 
 
-def assert_within(y, known, dtype="float32", more=0.0):
-    off = np.abs(y.get().astype(np.float64) - known.y)
-    assert (off <= known.bound + ROUNDING[dtype] * (np.abs(known.y) + known.bound) + more + 2.0**-24).all()
+def assert_within(y, expected, dtype="float32", more=0.0):
+    off = np.abs(y.get().astype(np.float64) - expected.y)
+    assert (off <= expected.bound + ROUNDING[dtype] * (np.abs(expected.y) + expected.bound) + more + 2.0**-24).all()
 
 
 @over_formats(TILED)
@@ -80,9 +80,9 @@ def test_each_token_by_its_experts(fmt, road, monkeypatch):
         x = x.astype(float_dtype(dtype))
         bias = rng.standard_normal(w.shape[:2]).astype(np.float32)
         y = qgemm.moe_matmul(*on_gpu(x), packed, *on_gpu(given_ids), bias=on_gpu(bias)[0])
-        known = known_matmul(x.astype(np.float32), w, ids, bias, dtype, rounded=dtype)
-        known.y[nobody] = known.bound[nobody] = 0
-        assert_within(y, known)
+        expected = known_matmul(x.astype(np.float32), w, ids, bias, dtype, rounded=dtype)
+        expected.y[nobody] = expected.bound[nobody] = 0
+        assert_within(y, expected)
 
 
 LAYERS = (
@@ -108,17 +108,17 @@ def test_a_layer(road, spelled, name, dtype, tokens, monkeypatch):
     ids, weights = routed(rng, t, top_k, 9, skewed=True)
     x = (rng.standard_normal((t, 512)) / 64).astype(float_dtype(dtype))
     biases = [(rng.standard_normal((9, n)) / 8).astype(np.float32) for n in (192, 192, 512)]
-    known = known_layer(
+    expected = known_layer(
         x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype, in_float=True, rounded=dtype
     )  # fmt: skip
-    given = on_gpu(x, ids, weights)
-    y = qgemm.moe(given[0], packed[:2], packed[2], *given[1:], name, biases=on_gpu(*biases))
-    assert_within(y, known, more=2.0**-16 * np.abs(known.y))  # the gate's exponential
+    arrays = on_gpu(x, ids, weights)
+    y = qgemm.moe(arrays[0], packed[:2], packed[2], *arrays[1:], name, biases=on_gpu(*biases))
+    assert_within(y, expected, more=2.0**-16 * np.abs(expected.y))  # the gate's exponential
     of_both = on_gpu(np.concatenate(biases[:2], axis=1), biases[2])
-    merged = qgemm.moe(given[0], both, packed[2], *given[1:], name, biases=of_both)
+    merged = qgemm.moe(arrays[0], both, packed[2], *arrays[1:], name, biases=of_both)
     assert merged.tobytes() == y.tobytes()
     on_device = on_gpu(*biases)
-    assert_same_bits(y, lambda: qgemm.moe(given[0], packed[:2], packed[2], *given[1:], name, biases=on_device))
+    assert_same_bits(y, lambda: qgemm.moe(arrays[0], packed[:2], packed[2], *arrays[1:], name, biases=on_device))
 
 
 @gpu_settings
@@ -157,13 +157,13 @@ def test_nan_of_an_expert_reaches_its_tokens_alone(road, tokens, monkeypatch):
     ids = rng.integers(0, 4, (300, 2))
     x = (rng.standard_normal((300, 128)) / 64).astype(np.float16)
     x[7] = np.nan
-    found = np.isnan(qgemm.moe_matmul(*on_gpu(x), packed, *on_gpu(ids)).get())
-    wanted = ids == 2
-    wanted[7] = True
-    assert (found == wanted[..., None]).all()
+    is_nan = np.isnan(qgemm.moe_matmul(*on_gpu(x), packed, *on_gpu(ids)).get())
+    expected = ids == 2
+    expected[7] = True
+    assert (is_nan == expected[..., None]).all()
     weights = np.full(ids.shape, 0.5, np.float32)
     y = np.isnan(qgemm.moe(*on_gpu(x), (packed, packed), down, *on_gpu(ids, weights)).get())
-    assert (y == wanted.any(1)[:, None]).all()
+    assert (y == expected.any(1)[:, None]).all()
 
 
 @pytest.mark.parametrize("road", ROADS)

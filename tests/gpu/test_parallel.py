@@ -40,25 +40,25 @@ def products(rank, world):
                 y = layer(x.cuda()).cpu()
                 rounded = 4 * ROUNDING[dtype] * (size + bound)
                 assert (np.abs(y.double().numpy() - want) <= bound + rounded).all(), (name, dtype, m)
-                said = [None] * world
-                torch.distributed.all_gather_object(said, y.view(torch.uint8).numpy().tobytes())
-                assert len(set(said)) == 1
+                outputs = [None] * world
+                torch.distributed.all_gather_object(outputs, y.view(torch.uint8).numpy().tobytes())
+                assert len(set(outputs)) == 1
 
 
 def graphs(rank, world):
-    """A graph with the collectives in it gives what the calls gave, at each replay."""
+    """Every replay of a graph that captured the collectives gives the outputs of the calls."""
     w = weights("q4_0", 1024, 4)
     pair = cut(ColumnParallelLinear, w), cut(RowParallelLinear, w)
     x = normal(4, w.shape[1], dtype="float16").cuda()
     want = [layer(x) for layer in pair]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        made = [layer(x) for layer in pair]
+        captured = [layer(x) for layer in pair]
     for _ in range(20):
-        for y in made:
+        for y in captured:
             y.fill_(float("nan"))
         graph.replay()
-        for y, expected in zip(made, want, strict=True):
+        for y, expected in zip(captured, want, strict=True):
             assert torch.equal(y, expected)
 
 

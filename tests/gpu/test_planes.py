@@ -48,11 +48,11 @@ def test_quantize_and_dequantize_equal_numpy_bit_for_bit(fmt, dtype):
             assert got.to_host().blocks.tobytes() == want.blocks.tobytes()
             with np.errstate(all="ignore"):  # levels may be beyond half
                 decoded = want.dequantize(dtype)
-            found = got.dequantize(dtype).get()
+            decoded_on_gpu = got.dequantize(dtype).get()
             nan = np.isnan(decoded.astype(np.float32))
             bits = f"u{decoded.itemsize}"
-            np.testing.assert_array_equal(found.view(bits)[~nan], decoded.view(bits)[~nan])
-            assert np.isnan(found[nan].astype(np.float32)).all()
+            np.testing.assert_array_equal(decoded_on_gpu.view(bits)[~nan], decoded.view(bits)[~nan])
+            assert np.isnan(decoded_on_gpu[nan].astype(np.float32)).all()
 
 
 @over_formats(CODEBOOKS)

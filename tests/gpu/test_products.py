@@ -87,7 +87,7 @@ def test_bias_and_residual(activation, m, dtype):
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 def test_products_of_all_sizes_in_turn(activation):
-    """What a small product asks of its kernel does not harm a large one that was launched before."""
+    """The launch attributes of a small product do not harm a large product that was launched before."""
     cp, rng = cupy(), np.random.default_rng(27)
     sizes = ((2, 8192), (1, 32), (1, 16384), (2, 64), (8, 2048), (40, 512))
     xs = [cp.asarray(rng.standard_normal(size).astype(np.float16)) for size in sizes]
@@ -112,10 +112,10 @@ def test_many_weights_of_one_x(activation, m):
         assert qgemm.matmul_many(x, ws, activation, biases=biases, outs=outs) == outs
         for y, want in zip(outs, wants, strict=True):
             np.testing.assert_allclose(y.get(), want.get(), rtol=1e-5, atol=1e-4)
-    some = [w for w in ws if w.format.name == "q4_0"][:3]
-    first = [y.get() for y in qgemm.matmul_many(x, some, activation)]
+    same_format = [w for w in ws if w.format.name == "q4_0"][:3]
+    first = [y.get() for y in qgemm.matmul_many(x, same_format, activation)]
     for _ in range(20):
-        for y, want in zip(qgemm.matmul_many(x, some, activation), first, strict=True):
+        for y, want in zip(qgemm.matmul_many(x, same_format, activation), first, strict=True):
             assert (y.get() == want).all()
 
 

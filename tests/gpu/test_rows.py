@@ -36,11 +36,11 @@ def test_rows_are_those_of_the_matrix(fmt, dtype):
 
 @pytest.mark.parametrize("index", [70, -1, 1 << 40])
 def test_an_index_that_is_no_row_stops_the_device(index):
-    """In a process of its own, whose device is lost."""
-    found = subprocess.run([sys.executable, "-c", WRONG.format(index=index)], capture_output=True, text=True)
-    assert found.returncode
-    assert "CUDA" in found.stderr
-    assert "synchronize" in found.stderr
+    """The call runs in its own process, because the process loses its device."""
+    process = subprocess.run([sys.executable, "-c", WRONG.format(index=index)], capture_output=True, text=True)
+    assert process.returncode
+    assert "CUDA" in process.stderr
+    assert "synchronize" in process.stderr
 
 
 def test_in_a_graph():

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
 K, N = 256, 320
-EIGHTH = 0.125  # of which x holds multiples: exact in every type
+EIGHTH = 0.125  # x holds multiples of this value, exact in every type
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 3, 40])
 def test_layouts_in_turn(weights, activation, m):
-    """Calls of one shape remember the last that was like them: no other layout is taken for it."""
+    """A call replays the last call of its shapes only where the layout is the same, too."""
     w, on_device = weights
     for _ in range(3):
         for make in LAYOUTS.values():
@@ -82,15 +82,15 @@ def test_outputs_of_any_layout(weights, m):
         qgemm.matmul(x, on_device, out=wide[:, ::2])
         assert_product(wide[:, ::2], x, w)
         assert (wide[:, 1::2] == 7).all()
-        kept = x.clone()
+        before = x.clone()
         qgemm.matmul(x, square, out=x)
-        torch.testing.assert_close(x, kept, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(x, before, rtol=2e-3, atol=2e-3)
         residual = normal(m, N)
         y = residual.clone()
-        qgemm.matmul(kept, on_device, residual=y, out=y)
-        assert_product(y, kept, w, residual)
+        qgemm.matmul(before, on_device, residual=y, out=y)
+        assert_product(y, before, w, residual)
         with pytest.raises(qgemm.UnsupportedError, match="out requires grad"):
-            qgemm.matmul(kept, on_device, out=torch.zeros(m, N, device="cuda", requires_grad=True))
+            qgemm.matmul(before, on_device, out=torch.zeros(m, N, device="cuda", requires_grad=True))
 
 
 def test_nothing_to_compute(weights):
@@ -113,18 +113,18 @@ def test_modes_in_turn(weights):
         for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, lambda: torch.autocast("cuda")):
             with mode():
                 inside = normal(3, K).copy_(x)
-                for given in (x, inside):
-                    y = qgemm.matmul(given, on_device, dtype="float16")
+                for array in (x, inside):
+                    y = qgemm.matmul(array, on_device, dtype="float16")
                     assert torch.equal(y, want)
                     assert y.is_inference() == torch.is_inference_mode_enabled()
                     out = torch.empty_like(y)
-                    assert torch.equal(qgemm.matmul(given, on_device, out=out), want)
+                    assert torch.equal(qgemm.matmul(array, on_device, out=out), want)
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 5, 40])
 def test_threads_with_streams(weights, activation, m):
-    """All by one weight and one plan: no thread launches with another's pointers or on another's stream."""
+    """Threads share a weight and a plan: none launches with another's pointers or on another's stream."""
     _, on_device = weights
     xs = [normal(m, K) for _ in range(6)]
     wants = [qgemm.matmul(x, on_device, activation, dtype="float16") for x in xs]
@@ -158,7 +158,7 @@ def test_threads_with_streams(weights, activation, m):
 
 @pytest.mark.parametrize("m", [1, 40])
 def test_many_addresses_of_x(weights, m):
-    """More than the tensor maps that a launch keeps."""
+    """The call uses more addresses of x than a launch caches tensor maps for."""
     w, on_device = weights
     xs = [normal(m, K) for _ in range(40)]
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_many_addresses_of_x(weights, m):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")
 def test_two_devices(weights):
-    """Weights and x on either, whichever is current; no plan of one serves the other."""
+    """Weights and x are on either device, whichever is current; a plan of one device never serves the other."""
     w, first = weights
     with torch.cuda.device(1):
         second = w.to_device()

@@ -46,7 +46,7 @@ def test_a_layer_where_torch_puts_it(t, dtype):
         on_gpu = [bias.cuda() for bias in biases]
         want = qgemm.moe(x, (gate, up), down, ids, factors, ACTIVATION, biases=on_gpu, dtype=dtype)
         with torch.no_grad():
-            for found in (y, layer(x, ids, factors), compiled(x, ids, factors)):
-                assert torch.equal(found, want)
+            for output in (y, layer(x, ids, factors), compiled(x, ids, factors)):
+                assert torch.equal(output, want)
     for part, w in zip(layer.to("cpu").parts, weights, strict=True):
         assert part.packed.blocks.tobytes() == w.blocks.tobytes()

@@ -41,13 +41,13 @@ def assert_product(y, x, w, bias=None):
     want = exact(values, w) + (0 if bias is None else bias.detach().double().cpu().numpy())
     name = str(y.dtype).removeprefix("torch.")
     bound = product_bound(values, w, float_dtype(name)) + level_loss(values, w, name) + 2.0**-22 * np.abs(want)
-    bound += ROUNDING[name] * (np.abs(want) + bound)  # of y
+    bound += ROUNDING[name] * (np.abs(want) + bound)  # y is rounded
     assert (np.abs(y.detach().double().cpu().numpy().reshape(want.shape) - want) <= bound).all()
 
 
 @each_pair
 def test_products_and_one_copy_of_the_weight(fmt, dtype):
-    """Of a layer that was moved, copied, saved, and of bytes that something else brought to the GPU."""
+    """The layer is moved, copied and saved, or its bytes were copied to the GPU by other code."""
     w = weights(fmt.name)
     layer = QLinear.from_tensor(w, normal(200, dtype=dtype).cpu())
     state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
@@ -113,22 +113,22 @@ def test_a_whole_model_saved_on_the_gpu_is_loaded_on_the_host():
     want = layer(x)
     torch.save(layer, buffer)
     buffer.seek(0)
-    again = torch.load(buffer, weights_only=False, map_location="cpu")
-    torch.testing.assert_close(again(x.cpu()), want.cpu(), rtol=1e-3, atol=1e-3)
-    assert again.weight.numpy().tobytes() == weights().blocks.tobytes()
+    loaded = torch.load(buffer, weights_only=False, map_location="cpu")
+    torch.testing.assert_close(loaded(x.cpu()), want.cpu(), rtol=1e-3, atol=1e-3)
+    assert loaded.weight.numpy().tobytes() == weights().blocks.tobytes()
 
 
 @pytest.mark.parametrize("name", ["q4_0", "q6_k", "kbit4", "f16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients(name, dtype, monkeypatch):
-    """Panel by panel, of a number of rows that no row block divides."""
+    """Gradients are computed panel by panel, for a number of rows that no row block divides."""
     monkeypatch.setattr("qgemm.torch.ops.PANEL", 64 * 512)
     w = weights(name)
     layer = QLinear.from_tensor(w, torch.nn.Parameter(normal(200, dtype=dtype))).cuda()
     x, gradient = normal(3, 512, dtype=dtype).requires_grad_(), normal(3, 200, dtype=dtype, seed=1)
     layer(x).backward(gradient)
     dense = torch.from_numpy(w.dequantize(np.float64)).cuda()
-    loss = 4 * {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]  # of TF32, where torch takes it
+    loss = 4 * {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]  # torch may multiply in TF32
     assert ((x.grad.double() - gradient.double() @ dense).abs() <= loss * (gradient.double().abs() @ dense.abs())).all()
     torch.testing.assert_close(layer.bias.grad.double(), gradient.double().sum(0), rtol=loss, atol=loss)
     assert torch.equal(layer.dequantize(), dense.float())
@@ -170,21 +170,21 @@ def test_streams_and_graphs_of_torch():
         wants = [model(index).clone(), model(other).clone()]
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
-            given = torch.zeros_like(index)
+            copy = torch.zeros_like(index)
             torch.cuda._sleep(20_000_000)  # what follows must wait for the copy on the same stream
-            given.copy_(other)
-            y = model(given)
+            copy.copy_(other)
+            y = model(copy)
         stream.synchronize()
         assert torch.equal(y, wants[1])
-        given, graph = index.clone(), torch.cuda.CUDAGraph()
+        static, graph = index.clone(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             for _ in range(3):
-                model(given)
+                model(static)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=stream):
-            y = model(given)
-        for some, want in ((index, wants[0]), (other, wants[1])):
-            given.copy_(some)
+            y = model(static)
+        for ids, want in ((index, wants[0]), (other, wants[1])):
+            static.copy_(ids)
             graph.replay()
             assert torch.equal(y, want)
 

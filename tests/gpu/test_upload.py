@@ -16,7 +16,7 @@ from qgemm.cuda.tensor import half_exponent
 
 
 def assert_bounds(on_device, bounds):
-    """row_absmax of all rows, then zeros up to the last row of a row_block, right behind the tiles."""
+    """row_absmax of all rows, then zeros up to the last row of a row_block, lie directly after the tiles."""
     assert on_device.row_absmax.get().tobytes() == bounds.tobytes() + bytes(-len(bounds) % 64 * 4)
     assert on_device.row_absmax.data.ptr == on_device.pointer + on_device.nbytes
     assert on_device.exponent == half_exponent(bounds.max())
@@ -37,7 +37,7 @@ def test_pack_equals_numpy_byte_for_byte(fmt, data):
 
 @over_formats(TILED)
 def test_packing_in_chunks_equals_packing_at_once(fmt, monkeypatch):
-    """More chunks than stages, the last of them ragged; bytes of other work in what the stages are made of."""
+    """More chunks than stages, the last of them ragged; the memory of the stages holds bytes of earlier work."""
     rng = np.random.default_rng(17)
     raw = bytes_as_blocks(fmt, (500, 9), rng)
     monkeypatch.setattr(transfer, "STAGING_BYTES", 100 * 9 * fmt.block_bytes)

@@ -37,7 +37,7 @@ def test_products(m, dtype):
         want = x.astype(np.float64) @ w.dequantize(np.float64).T
         device = w.to_device()
         assert device.to_device() is device
-        for _ in range(2):  # the long way, then the short one
+        for _ in range(2):  # the slow path, then the fast path
             close(qgemm.matmul(on_gpu, device).get(), want)
         out = poisoned((m, N), "float16")
         assert qgemm.matmul(on_gpu, device, bias=on_gpu_bias, out=out) is out

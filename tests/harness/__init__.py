@@ -34,7 +34,7 @@ from qgemm.cuda.jit import codegen, sources
 FOLDER = Path(__file__).parent
 SHIM = FOLDER / "shim"
 OF_TESTS = FOLDER.parent / "data" / "kernels"  # headers of tests/formats_of_tests/, and kernels of one part of a kernel
-# -Og compiles faster than -O1 by an eighth, and runs nearly as fast; what -O0 makes takes three times as long.
+# -Og compiles faster than -O1 by an eighth, and runs nearly as fast; code from -O0 runs three times as long.
 # -ffp-contract=off: a product and a sum stay two roundings, as the intrinsics that ask for them promise.
 # -U_FORTIFY_SOURCE: which some systems define; longjmp from one stack to another would end the process.
 OPTIONS = (
@@ -49,19 +49,19 @@ GUARDED = 0xA5
 
 
 class HostCompileError(RuntimeError):
-    """The compiler refused a translation unit; the message holds what it said."""
+    """The compiler refused a translation unit; the message holds its output."""
 
 
 @cache
 def compiler() -> str | None:
     """$CXX, g++, c++ or clang++, whichever is found first; None if there is none."""
     names = (os.environ.get("CXX"), "g++", "c++", "clang++")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 @cache
 def own_options() -> tuple[str, ...]:
-    """What GCC alone is told: shared memory is a static variable of a template, unique in a process unless told so."""
+    """GCC's own option: without it a template's static variable, here shared memory, is unique in the whole process."""
     version = subprocess.run([compiler() or "c++", "--version"], capture_output=True, text=True, check=True).stdout
     return () if "clang" in version else ("-fno-gnu-unique",)
 
@@ -77,22 +77,22 @@ def library(source: str, headers: Mapping[str, str] = MappingProxyType({})) -> c
     folders = (precompiled(), SHIM, sources.kernels_dir(), OF_TESTS, LADDER)
     command = [*compilation(), "-include", "cuda.h", *(f"-I{folder}" for folder in folders if folder)]
     facts = (compilation(), own_digest(), source, sources.closure(source, {**of_tests(), **headers}))
-    made = kept_in() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
-    with open(made.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=kept_in()) as folder:
+    shared_object = kept_in() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    with open(shared_object.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=kept_in()) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits and finds the library
-        if not made.exists():
+        if not shared_object.exists():
             for name, text in {**headers, "unit.cpp": source}.items():
                 path = Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
-            command[1:1] = [f"-I{folder}"]  # headers made in memory come first
+            command[1:1] = [f"-I{folder}"]  # generated headers come first
             unit, partial = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
             done = subprocess.run([*command, unit, "-o", partial], capture_output=True, text=True)
             if done.returncode:
                 raise HostCompileError(done.stderr)
-            os.replace(partial, made)
-    os.utime(made)
-    return ctypes.CDLL(str(made))
+            os.replace(partial, shared_object)
+    os.utime(shared_object)
+    return ctypes.CDLL(str(shared_object))
 
 
 def compilation() -> list[str]:
@@ -104,21 +104,21 @@ def compilation() -> list[str]:
 def precompiled() -> Path | None:
     """A folder with the shim and the headers of C++ that it includes as GCC reads them fastest; None for others.
 
-    They take half of the time of a small unit.
+    Parsing these headers costs half of a small unit's compile time.
     """
     if not own_options():
         return None
     facts = (compilation(), own_digest())
-    made = kept_in() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.pch" / "cuda.h.gch"
-    made.parent.mkdir(exist_ok=True)
-    with open(made.with_suffix(".lock"), "w") as lock:
+    header = kept_in() / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.pch" / "cuda.h.gch"
+    header.parent.mkdir(exist_ok=True)
+    with open(header.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not made.exists():
-            partial = made.with_suffix(".partial")
+        if not header.exists():
+            partial = header.with_suffix(".partial")
             command = [*compilation(), "-w", "-x", "c++-header", SHIM / "cuda.h", "-o", partial]
             subprocess.run([*command, f"-I{SHIM}", f"-I{sources.kernels_dir()}"], check=True, capture_output=True)
-            os.replace(partial, made)
-    return made.parent
+            os.replace(partial, header)
+    return header.parent
 
 
 @cache
@@ -151,7 +151,7 @@ def of_tests() -> dict[str, str]:
 
 @cache
 def own_digest() -> str:
-    """Of the shim and of the units of this folder."""
+    """The SHA-256 of the shim and of the units of this folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in FOLDER.rglob("*") if path.suffix in (".h", ".cpp")):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
@@ -170,9 +170,9 @@ def device_array(shape: Any, dtype: Any = np.uint8) -> np.ndarray:
 
 def to_device(array: np.ndarray, size: int = 0) -> np.ndarray:
     """The bytes of an array in a device array of at least this size."""
-    made = device_array(max(size, array.nbytes))
-    made[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
-    return made
+    array_on_device = device_array(max(size, array.nbytes))
+    array_on_device[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+    return array_on_device
 
 
 def check_guards(array: np.ndarray) -> None:
@@ -190,7 +190,7 @@ class Kernel:
     """One kernel of kernels/, OF_TESTS or LADDER for a format and template on the host: `kernel(grid, threads, *args)`.
 
     Arguments: device arrays, int, float, ctypes structs. Every call runs the grid; backwards: the last thread of a CTA
-    first, which changes the outcome where a barrier lacks. cluster: CTAs of a cluster.
+    first, which changes the outcome where a barrier is missing. cluster: CTAs of a cluster.
     """
 
     def __init__(self, name: str, fmt: Format | None = None, **template: str | int) -> None:
@@ -207,8 +207,8 @@ class Kernel:
     ) -> None:
         x, y = grid if isinstance(grid, tuple) else (grid, 1)
         passed = [argument_of(value) for value in arguments]
-        given = ctypes.c_uint, ctypes.c_uint, ctypes.c_int, ctypes.c_bool, ctypes.c_uint
-        types = (*given, *(type(value) for value in passed))
+        sizes = ctypes.c_uint, ctypes.c_uint, ctypes.c_int, ctypes.c_bool, ctypes.c_uint
+        types = (*sizes, *(type(value) for value in passed))
         ctypes.CFUNCTYPE(None, *types)(self.entry)(x, y, threads, backwards, cluster, *passed)
         for value in arguments:
             if isinstance(value, np.ndarray):
@@ -216,7 +216,7 @@ class Kernel:
 
 
 def argument_of(value: Any) -> Any:
-    """What a kernel gets for a value of Python: an address, 64 bits of an integer, a float, a struct as it is."""
+    """A Python value as a kernel's argument: an address, 64 bits of an integer, a float, a struct as it is."""
     if isinstance(value, np.ndarray):
         return ctypes.c_void_p(value.ctypes.data)
     if isinstance(value, int):
@@ -225,7 +225,7 @@ def argument_of(value: Any) -> Any:
 
 
 class Lanes:
-    """The functions of a format's header, lane by lane; see lanes.cpp for the order of what they return."""
+    """The functions of a format's header, lane by lane; see lanes.cpp for the order of their outputs."""
 
     FACTS = (
         "ZERO", "HAS_MINIMUM", "GROUP_SIZE", "SUPER_BLOCK", "SCALE_FACTORS", "CODE_BIAS", "CODE_EXPONENT",
@@ -244,7 +244,7 @@ class Lanes:
         return dict(zip(self.FACTS, values, strict=True))
 
     def call(self, name: str, m16_tiles: int, tile: np.ndarray, *outputs: np.ndarray, **unit: float) -> None:
-        """Fill outputs with what function `name` of a header for so many row groups makes of one tile."""
+        """Fill outputs by function `name` of the header for this number of 16-row groups, from one tile."""
         entry = ctypes.c_void_p.in_dll(self.library, f"{name}_{m16_tiles}").value
         passed = [argument_of(value) for value in (tile, *outputs, *unit.values())]
         ctypes.CFUNCTYPE(None, *(type(value) for value in passed))(entry)(*passed)

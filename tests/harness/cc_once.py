@@ -1,7 +1,7 @@
-"""A C compiler that compiles the same only once: `python cc_once.py FOLDER CC WORDS... -o LIBRARY SOURCE`.
+"""A C compiler that compiles a source only once: `python cc_once.py FOLDER CC WORDS... -o LIBRARY SOURCE`.
 
-For processes that fill a cache of libraries anew, where the cache is what is tested. FOLDER holds what was made, by the
-words of the command and the source as the preprocessor leaves it.
+Tests of qgemm's cache of libraries fill that cache anew in many processes, and this wrapper saves the compilations.
+FOLDER holds the libraries, named by a hash of the command and of the preprocessed source.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def main(folder: str, compiler: str, *words: str) -> int:
     if read.returncode:
         sys.stderr.buffer.write(read.stderr)
         return read.returncode
-    made = Path(folder, hashlib.sha256(repr((compiler, flags)).encode() + read.stdout).hexdigest())
-    if not made.exists():
+    cached = Path(folder, hashlib.sha256(repr((compiler, flags)).encode() + read.stdout).hexdigest())
+    if not cached.exists():
         status = subprocess.run([compiler, *words]).returncode
         if status:
             return status
-        partial = made.with_suffix(f".{os.getpid()}")
+        partial = cached.with_suffix(f".{os.getpid()}")
         shutil.copyfile(library, partial)
-        os.replace(partial, made)
-    os.utime(made)  # what nobody uses goes
-    shutil.copyfile(made, library)
+        os.replace(partial, cached)
+    os.utime(cached)  # libraries that are unused for a week are deleted
+    shutil.copyfile(cached, library)
     return 0
 
 

@@ -34,7 +34,7 @@ constexpr bool HAS_BYTES<Own, std::void_t<decltype(Own::bytes(std::declval<const
 
 constexpr auto codes_of = [](const auto& k_block, int m16, int lane) { return k_block.codes(m16, lane); };
 
-// visit(codes of a lane, k_block, m16, lane), each from a copy of M row groups. read: what it takes of a k_block.
+// Calls visit(codes of a lane, k_block, m16, lane), from copies of M row groups. read: returns the codes of a k_block.
 template <int M, class Visit, class Read = decltype(codes_of)>
 void for_lanes(const Tile& tile, Visit visit, Read read = codes_of) {
     for (int k_block = 0; k_block < K_BLOCKS; ++k_block)
@@ -75,7 +75,7 @@ void fragments(const Tile& tile, void* out, Make make) {
 
 template <int M>
 struct Lanes {
-    using Own = FormatOf<M>;  // as a dependent name: what a format lacks is not looked for
+    using Own = FormatOf<M>;  // a dependent name: members that a format lacks are no errors
 
     static void levels(const Tile& tile, void* out) { fragments<M>(tile, out, float_levels<Format>); }
     static void fragment(const Tile& tile, void* out) { fragments<M>(tile, out, Format::fragment); }
@@ -85,15 +85,15 @@ struct Lanes {
     static void bf16(const Tile& tile, void* out) {
         fragments<M>(tile, out, [](const auto& codes, int step) { return bf16_levels<Format>(codes, step); });
     }
-    // As decode reads them, of columns 4t to 4t + 3.
+    // Codes of columns 4t to 4t + 3, as the decode kernels read them.
     static void owned_f16(const Tile& tile, void* out) {
         if constexpr (Own::OWNS_COLUMNS)
             for_lanes<M>(
                 tile,
                 [&](const auto& codes, int k_block, int m16, int lane) {
                     for (int step = 0; step < K_BLOCK_STEPS; ++step) {
-                        const Fragment found = Own::codes_f16(codes, step);
-                        memcpy(at(static_cast<u16*>(out), k_block, m16, lane, step), &found, sizeof(found));
+                        const Fragment values = Own::codes_f16(codes, step);
+                        memcpy(at(static_cast<u16*>(out), k_block, m16, lane, step), &values, sizeof(values));
                     }
                 },
                 [](const auto& k_block, int m16, int lane) { return k_block.owned(m16, lane); });
@@ -102,8 +102,8 @@ struct Lanes {
         if constexpr (HAS_BYTES<Own>)
             for_lanes<M>(tile, [&](const Format::Codes& codes, int k_block, int m16, int lane) {
                 for (int step = 0; step < K_BLOCK_STEPS; ++step) {
-                    const Bytes found = Own::bytes(codes, step);
-                    memcpy(at(out, k_block, m16, lane, step), &found, sizeof(found));
+                    const Bytes values = Own::bytes(codes, step);
+                    memcpy(at(out, k_block, m16, lane, step), &values, sizeof(values));
                 }
             });
     }
@@ -120,7 +120,8 @@ struct Lanes {
     // Factors that are exact as halves, those of a group in this unit.
     static void half_scale(const Tile& tile, half2* out, half2* minimums) {
         for_scales<M>(tile, SCALES, [&](const auto& fields, int m16, int g, int index, int to) {
-            if constexpr (Own::SCALE_FACTORS == 1 || Own::SCALE_FACTORS == 2) out[to] = fields.half_scale(m16, g, index);
+            if constexpr (Own::SCALE_FACTORS == 1 || Own::SCALE_FACTORS == 2)
+                out[to] = fields.half_scale(m16, g, index);
             if constexpr (Own::SCALE_FACTORS == 1) {
                 if constexpr (Own::GROUP_ZERO)
                     minimums[to] = fields.half_zero(m16, g, index);
@@ -139,14 +140,14 @@ struct Lanes {
             }
         });
     }
-    // Of a super-block: its minimum, and the integers of two groups at a time as bf16, row g, then row g + 8.
+    // The minimum of a super-block, and its groups' integers as bf16, two groups at a time: row g, then row g + 8.
     static void super_minimum(const Tile& tile, float2* out, uint2* pairs) {
         for_scales<M>(tile, SCALES / 2, [&](const auto& fields, int m16, int g, int pair, int to) {
             if constexpr (Own::HAS_MINIMUM && Own::SUPER_BLOCK) {
                 out[to] = fields.super_minimum(m16, g);
-                u32 found[2];
-                fields.sub_minimums(found, m16, g, pair);
-                pairs[to] = {found[0], found[1]};
+                u32 minimums[2];
+                fields.sub_minimums(minimums, m16, g, pair);
+                pairs[to] = {minimums[0], minimums[1]};
             }
         });
     }

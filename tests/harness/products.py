@@ -43,10 +43,10 @@ def run_prefill(fmt, name, source, x, w, m, split_k):
     y, counters = device_array((m, n), np.float32), device_array(count, np.uint32)
     of_tile = config.warp_split_k * config.row_blocks * tiles.ROWS * config.tokens
     partials = device_array(count * split_k * of_tile, np.float32)
-    made = kernel(name, fmt, **prefill_sm80.template(fmt, config, source, "float", SM))
+    run = kernel(name, fmt, **prefill_sm80.template(fmt, config, source, "float", SM))
     factors = (2.0 ** tiles.level_exponent(fmt), 1.0) if name == prefill_sm80.A16 else ()
     packed = to_device(tiles.pack(fmt, w.blocks))
-    made(count * split_k, config.threads, packed, to_device(x), y, partials, counters, n, k, m, split_k, *factors)
+    run(count * split_k, config.threads, packed, to_device(x), y, partials, counters, n, k, m, split_k, *factors)
     assert not counters.any()
     return y
 
@@ -64,14 +64,14 @@ def in_groups(blocks, group):
 
 
 def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=None, residual=None, backwards=False):
-    """y [m, n] by a config of prefill_sm80_eight_bits, of prepared blocks [m, K / 32]; what is beside y stays."""
+    """y [m, n] by a config of prefill_sm80_eight_bits, from prepared blocks [m, K / 32]; bytes beside y stay."""
     fmt, (n, k), m, group = w.format, w.shape, len(blocks), GROUPS[kind]
-    some = prefill_sm80_eight_bits.measured()[config]
-    template = prefill_sm80_eight_bits.template(fmt, some, kind, SM)
-    count = prefill_sm80.tiles_of(some, n, m)
+    plan = prefill_sm80_eight_bits.measured()[config]
+    template = prefill_sm80_eight_bits.template(fmt, plan, kind, SM)
+    count = prefill_sm80.tiles_of(plan, n, m)
     y, counters = device_array((m, n), helpers.float_dtype(out)), device_array(count, np.uint32)
     y.view(np.uint8)[...] = 0xFF  # NaN
-    partials = device_array(count * split_k * some.row_blocks * tiles.ROWS * some.tokens, np.float32)
+    partials = device_array(count * split_k * plan.row_blocks * tiles.ROWS * plan.tokens, np.float32)
     added = [None if array is None else to_device(array) for array in (bias, residual)]
     names = ("" if array is None else array.dtype.name for array in (bias, residual))
     epilogue = EpilogueArguments(types=Types.from_names(out, *names))
@@ -79,27 +79,27 @@ def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=Non
     for name, array in zip(("bias", "residual"), added, strict=True):
         if array is not None:
             setattr(epilogue.arrays, name, array.ctypes.data)
-    packed, given = to_device(tiles.pack(fmt, w.blocks)), to_device(in_groups(blocks, group))
+    packed, activations = to_device(tiles.pack(fmt, w.blocks)), to_device(in_groups(blocks, group))
     sizes = n, k, m, group_activations.rows_of(m), split_k
-    made = kernel(prefill_sm80_eight_bits.NAME, fmt, **template)
-    made(count * split_k, some.threads, packed, given, epilogue, partials, counters, *sizes, backwards=backwards)
+    run = kernel(prefill_sm80_eight_bits.NAME, fmt, **template)
+    run(count * split_k, plan.threads, packed, activations, epilogue, partials, counters, *sizes, backwards=backwards)
     assert not counters.any()
     check_guards(y)
     return y
 
 
 def requantized(w, ctas, kind="a8_g256"):
-    """What requantize makes of W on the host, by so many CTAs along K, as codes [N, K] and scales."""
+    """The codes [N, K] and scales that requantize computes from W on the host, with `ctas` CTAs along K."""
     fmt, (n, k) = w.format, w.shape
     row_blocks, stages, along_k = -(-n // tiles.ROWS), -(-k // COLUMNS), -(-k // tiles.columns(fmt))
     pairs = gemm_sm90_s8.Slice(0, row_blocks).clusters * gemm_sm90_s8.CLUSTER
     out = device_array(gemm_sm90_s8.Slice(0, row_blocks).nbytes(k), np.uint8)
     out[...] = 0xAA
     packed = to_device(tiles.pack(fmt, w.blocks))
-    made = kernel(requantize.NAME, fmt, **requantize.template(fmt, kind))
+    run = kernel(requantize.NAME, fmt, **requantize.template(fmt, kind))
     along_n = requantize.grid(fmt, row_blocks, stages, 1)[1]
     sizes = along_k, stages, row_blocks, pairs
-    made((ctas, along_n), requantize.threads(fmt), packed, out, *sizes)
+    run((ctas, along_n), requantize.threads(fmt), packed, out, *sizes)
     size = pairs * 2 * tiles.ROWS * stages * COLUMNS
     chunks = out[:size].view(np.int8).reshape(pairs, stages, 2, COLUMNS // BOX, tiles.ROWS, BOX // 16, 16)
     for row in range(8):  # chunk c of row r lies at c ^ (r % 8)

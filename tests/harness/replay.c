@@ -1,7 +1,7 @@
-// Calls of libraries of kernels/cpu/ made again on another CPU: from a file, each with the outputs that it must have.
+// Repeats calls of the libraries of kernels/cpu/ on another CPU, from a file that holds the expected outputs.
 //
 // replay FILE: a head, the struct that is the argument, and for each of its pointers the place in it and the bytes that
-// it points to. Prints what differs; ends with 1 if anything does.
+// it points to. Prints the bytes that differ; ends with 1 if any does.
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,16 +25,16 @@ typedef struct {
 typedef int64_t (*size_fn)(int32_t, int32_t, int64_t);
 typedef void (*whole_fn)(const void*);
 
-static void stop(const char* what) {
-    fprintf(stderr, "replay: %s\n", what);
+static void stop(const char* message) {
+    fprintf(stderr, "replay: %s\n", message);
     exit(2);
 }
 
-static void* room(int64_t size) {
-    void* found = 0;
-    if (posix_memalign(&found, ALIGNED, size ? size : 1)) stop("no memory");
-    memset(found, 0xa5, size);
-    return found;
+static void* allocate(int64_t size) {
+    void* memory = 0;
+    if (posix_memalign(&memory, ALIGNED, size ? size : 1)) stop("no memory");
+    memset(memory, 0xa5, size);
+    return memory;
 }
 
 static void read_all(void* to, int64_t size, FILE* file) {
@@ -42,15 +42,15 @@ static void read_all(void* to, int64_t size, FILE* file) {
 }
 
 static void* function(void* library, const char* name) {
-    void* found = dlsym(library, name);
-    if (!found) stop(name);
-    return found;
+    void* symbol = dlsym(library, name);
+    if (!symbol) stop(name);
+    return symbol;
 }
 
 // x as the library packs it.
 static char* packed(void* library, const head* call, const char* x) {
     const int64_t row = ((size_fn)function(library, "qgemm_packed_bytes"))(call->digits, call->tiles, call->k);
-    char* to = room(call->m * row);
+    char* to = allocate(call->m * row);
     const packing rows = {.to = to,
                           .to_row = row,
                           .x = x,
@@ -63,12 +63,12 @@ static char* packed(void* library, const head* call, const char* x) {
     return to;
 }
 
-static int differs(const head* call, const buffer* of, const char* found, const char* want) {
-    for (int64_t i = 0; i < of->size; ++i)
-        if (found[i] != want[i]) {
+static int differs(const head* call, const buffer* output, const char* bytes, const char* expected) {
+    for (int64_t i = 0; i < output->size; ++i)
+        if (bytes[i] != expected[i]) {
             printf("%s %s: byte %lld of %lld at %lld: digits %lld, tiles %lld, m %lld, k %lld\n", call->library,
-                   call->function, (long long)i, (long long)of->size, (long long)of->place, (long long)call->digits,
-                   (long long)call->tiles, (long long)call->m, (long long)call->k);
+                   call->function, (long long)i, (long long)output->size, (long long)output->place,
+                   (long long)call->digits, (long long)call->tiles, (long long)call->m, (long long)call->k);
             return 1;
         }
     return 0;
@@ -77,30 +77,30 @@ static int differs(const head* call, const buffer* of, const char* found, const 
 static int replay(const head* call, FILE* file) {
     void* library = dlopen(call->library, RTLD_NOW);
     if (!library) stop(dlerror());
-    char* argument = room(call->argument_bytes);
+    char* argument = allocate(call->argument_bytes);
     read_all(argument, call->argument_bytes, file);
-    buffer of[MOST_BUFFERS];
-    char *memory[MOST_BUFFERS], *want[MOST_BUFFERS];
+    buffer buffers[MOST_BUFFERS];
+    char *memory[MOST_BUFFERS], *expected[MOST_BUFFERS];
     if (call->buffers > MOST_BUFFERS) stop("too many buffers");
     for (int i = 0; i < call->buffers; ++i) {
-        read_all(&of[i], sizeof of[i], file);
-        want[i] = room(of[i].size), memory[i] = room(of[i].size);
-        read_all(want[i], of[i].size, file);
-        if (of[i].kind != OUTPUT) memcpy(memory[i], want[i], of[i].size);
-        void* to = of[i].kind == TO_PACK ? packed(library, call, memory[i]) : memory[i];
-        memcpy(argument + of[i].place, &to, sizeof to);
+        read_all(&buffers[i], sizeof buffers[i], file);
+        expected[i] = allocate(buffers[i].size), memory[i] = allocate(buffers[i].size);
+        read_all(expected[i], buffers[i].size, file);
+        if (buffers[i].kind != OUTPUT) memcpy(memory[i], expected[i], buffers[i].size);
+        void* to = buffers[i].kind == TO_PACK ? packed(library, call, memory[i]) : memory[i];
+        memcpy(argument + buffers[i].place, &to, sizeof to);
     }
     void* called = function(library, call->function);
     call->items < 0 ? ((whole_fn)called)(argument) : ((work_fn)called)(argument, 0, call->items);
     int wrong = 0;
     for (int i = 0; i < call->buffers; ++i)
-        if (of[i].kind == OUTPUT) wrong |= differs(call, &of[i], memory[i], want[i]);
+        if (buffers[i].kind == OUTPUT) wrong |= differs(call, &buffers[i], memory[i], expected[i]);
     return wrong;
 }
 
 int main(int count, char** words) {
     FILE* file = count == 2 ? fopen(words[1], "rb") : 0;
-    if (!file) stop("one file is wanted, of calls");
+    if (!file) stop("usage: replay FILE");
     head call;
     int calls = 0, wrong = 0;
     for (; fread(&call, sizeof call, 1, file) == 1; ++calls) wrong += replay(&call, file);

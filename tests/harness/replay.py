@@ -49,9 +49,9 @@ class ProductStruct(ctypes.Structure):
 
 
 class Call(NamedTuple):
-    """function(argument), or function(argument, 0, items); arrays, by fields of the argument, that it points to.
+    """A call of function(argument), or of function(argument, 0, items).
 
-    Outputs hold what they must be.
+    arrays: the arrays that fields of the argument point to, by field. Outputs hold the expected values.
     """
 
     library: Path
@@ -78,7 +78,7 @@ def written(path: Path, calls: Iterable[Call]) -> Path:
 
 
 def replayed(program: list[str], path: Path) -> str:
-    """What the program says that makes the calls again; AssertionError if an output differs."""
+    """The output of the program that repeats the calls; AssertionError if an output array differs."""
     done = subprocess.run([*program, str(path)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

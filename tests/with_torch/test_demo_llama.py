@@ -10,7 +10,7 @@ from torch_models import VOCABULARY, random_model, transformers, write_gguf
 
 import qgemm
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers itself
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised in transformers
 
 
 @pytest.mark.parametrize("tied", [False, True])

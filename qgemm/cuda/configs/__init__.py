@@ -10,11 +10,11 @@ from typing import Any
 
 @cache
 def read(name: str) -> dict[str, Any]:
-    """The document of a file of this folder, e.g. "decode"."""
-    found: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
-    return found
+    """The parsed JSON file of a kernel, e.g. "decode"."""
+    document: dict[str, Any] = json.loads(path(name).read_text(encoding="utf-8"))
+    return document
 
 
 def path(name: str) -> Path:
-    """Where the file lies."""
+    """The path of a kernel's JSON file."""
     return Path(__file__).parent / f"{name}.json"

@@ -20,15 +20,15 @@ struct Copy {
 
 // The stack of a CUDA thread, and where it waits. A thread of one CTA is a thread of the next one on the same stack.
 //
-// A fiber is begun by its context, then left and entered by jumps: to swap contexts takes a system call each time.
+// A fiber is begun by its context, then left and entered by jumps: swapping contexts would cost a system call each time.
 struct Fiber {
     enum State { READY, WARP, WHOLE_CTA, DONE };
     ucontext_t context;
     jmp_buf place;
     State state = DONE;
-    uint64_t shown = 0;        // to the lanes that shuffle
-    std::vector<Copy> copies;  // that are under way
-    int groups = 0;            // of copies that are committed
+    uint64_t shown = 0;        // the value that other lanes read by shuffle
+    std::vector<Copy> copies;  // copies under way
+    int groups = 0;            // committed groups of copies
     alignas(16) char stack[64 << 10];
 };
 using Fibers = std::vector<std::unique_ptr<Fiber>>;
@@ -44,7 +44,7 @@ public:
           call([](const void* kernel) { (*static_cast<const Kernel*>(kernel))(); }),
           threads(threads) {
         gridDim = grid, blockIdx = block, blockDim = {unsigned(threads), 1, 1};
-        memset(host_dynamic_smem, 0xff, sizeof(host_dynamic_smem));  // NaN, whatever a CTA before left there
+        memset(host_dynamic_smem, 0xff, sizeof(host_dynamic_smem));  // NaN replaces the values of an earlier CTA
         running() = this;
         for (current = 0; current < threads; ++current) {
             if (current == int(fibers.size())) {
@@ -68,10 +68,10 @@ public:
         const unsigned thread = threadIdx.x;
         memcpy(&fibers[thread]->shown, &value, sizeof(T));
         wait_for_warp();
-        T found;
-        memcpy(&found, &fibers[thread / 32 * 32 + from]->shown, sizeof(T));
+        T received;
+        memcpy(&received, &fibers[thread / 32 * 32 + from]->shown, sizeof(T));
         wait_for_warp();
-        return found;
+        return received;
     }
 
     // The values of all lanes of the warp, for an instruction that all of them execute together.
@@ -161,12 +161,12 @@ private:
     }
     // Makes these threads ready if all of them wait for this; those that have ended wait no more.
     bool release(int first, int end, Fiber::State state) {
-        bool found = false;
+        bool waiting = false;
         for (int i = first; i < end; ++i) {
             if (fibers[i]->state != state && fibers[i]->state != Fiber::DONE) return false;
-            found |= fibers[i]->state == state;
+            waiting |= fibers[i]->state == state;
         }
-        if (!found) return false;
+        if (!waiting) return false;
         for (int i = first; i < end; ++i)
             if (fibers[i]->state == state) fibers[i]->state = Fiber::READY;
         return true;

@@ -57,12 +57,12 @@ inline float __int_as_float(int bits) { return bits_as<float>(bits); }
 // Nibble i of the selector names the byte of b:a that becomes byte i; its top bit asks for that byte's sign instead.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const uint64_t both = uint64_t(b) << 32 | a;
-    unsigned made = 0;
+    unsigned word = 0;
     for (int i = 0; i < 4; ++i) {
         const unsigned nibble = selector >> 4 * i & 15, byte = both >> 8 * (nibble & 7) & 0xff;
-        made |= (nibble & 8 ? (byte & 0x80 ? 0xffu : 0u) : byte) << 8 * i;
+        word |= (nibble & 8 ? (byte & 0x80 ? 0xffu : 0u) : byte) << 8 * i;
     }
-    return made;
+    return word;
 }
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
     return (uint64_t(high) << 32 | low) << (shift & 31) >> 32;
@@ -100,7 +100,7 @@ inline float __fadd_rz(float a, float b) {
     fesetround(before);
     return sum;
 }
-// NaN is 0; what int has no room for ends where int does.
+// NaN becomes 0, and values beyond int its nearest end.
 inline int __double_as_saturated_int(double whole) {
     return isnan(whole) ? 0 : whole < INT32_MIN ? INT32_MIN : whole > INT32_MAX ? INT32_MAX : int(whole);
 }

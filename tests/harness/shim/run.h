@@ -1,4 +1,4 @@
-// A kernel as a function that runs a grid of it: `entry` is what the test calls, with the kernel's own arguments.
+// Runs a grid of a kernel on the host: tests call `entry` with the kernel's own arguments.
 #pragma once
 
 #include "cta.h"
@@ -7,7 +7,7 @@ template <auto KERNEL>
 struct Run;
 template <class... Arguments, void (*KERNEL)(Arguments...)>
 struct Run<KERNEL> {
-    // cluster: CTAs of a cluster along x. The first of two runs of a row finds out what they store in each other's memory.
+    // cluster: CTAs of a cluster along x. Their rows run twice: the first run records stores to each other's memory.
     static void grid(unsigned x, unsigned y, int threads, bool backwards, unsigned cluster, Arguments... arguments) {
         cluster_size() = cluster;
         Fibers fibers;
