@@ -35,27 +35,29 @@ def test_product_is_the_formula_in_exact_integers(fmt, data):
 @settings(max_examples=4)
 @given(data=st.data())
 def test_codes_are_within_half_a_unit_of_the_weights(fmt, data):
-    """Of a unit that the largest possible weight of 256 columns needs, and no smaller one."""
+    """The unit is 1/127 of the largest possible weight of 256 columns."""
     _, w = data.draw(problems(fmt))
-    found, values = weights_of(w), w.dequantize(np.float64)
+    quantized, values = weights_of(w), w.dequantize(np.float64)
     n, k = w.shape
-    scale = found.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
-    assert np.abs(found.codes).max() <= 127
-    assert (np.abs(found.codes * scale - values) <= (0.5 + 1e-4) * scale).all()
+    scale = quantized.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
+    assert np.abs(quantized.codes).max() <= 127
+    assert (np.abs(quantized.codes * scale - values) <= (0.5 + 1e-4) * scale).all()
     levels = fmt.decode_levels(w.blocks.reshape(-1)).zeros_as_minimums()
     ends = np.stack([levels.scale * np.float32(end) for end in level_range(fmt)])
     ends = np.abs(ends if levels.minimum is None else ends + levels.minimum).max(axis=0).reshape(n, -1)
-    for group in range(found.scale.shape[1]):
+    for group in range(quantized.scale.shape[1]):
         largest = ends[:, group * COLUMNS // fmt.group : (group + 1) * COLUMNS // fmt.group].max(axis=1)
-        np.testing.assert_allclose(found.scale[:, group] * 127, np.where(largest < 2.0**-119, 0, largest), rtol=1e-6)
+        np.testing.assert_allclose(
+            quantized.scale[:, group] * 127, np.where(largest < 2.0**-119, 0, largest), rtol=1e-6
+        )
 
 
 def test_identity_gives_back_the_codes():
     """One column of x at a time is the code 127 of its group, whose scale is 1/127."""
     w = random_tensor(qgemm.FORMATS["q4_k"], 5, 512, np.random.default_rng(0))
-    found = weights_of(w)
+    quantized = weights_of(w)
     y = qgemm.matmul(np.eye(512, dtype=np.float32), w, KIND)
-    np.testing.assert_allclose(y.T, found.codes * found.scale.repeat(COLUMNS, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(y.T, quantized.codes * quantized.scale.repeat(COLUMNS, axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("k", [32, 96, 128, 160, 256, 288, 640])
@@ -88,7 +90,7 @@ def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
 
 @pytest.mark.parametrize("size", [1e-38, 1e-30, 1e30, 3e38])
 def test_any_magnitude_of_x(size):
-    """Below 2^-119 a group counts as zero; otherwise as exact as ordinary x, without overflow before y has it."""
+    """A group below 2^-119 counts as zero; any other is as exact as ordinary x, and overflows only where y does."""
     x, w = normal(2, 128), qgemm.quantize(normal(8, 128, seed=1), "q8_0")
     x /= np.abs(x).max()
     prepared = qgemm.quantize_activations(x * np.float32(size), KIND)
@@ -103,15 +105,15 @@ def test_any_magnitude_of_x(size):
 
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "q2_k", "tq2_0"])
 def test_relative_error_of_products(name):
-    """Against exact weights and activations: 1.5% on normal activations, OUTLIER_LIMIT with outlier channels."""
+    """The error against exact products is 1.5% with normal activations, OUTLIER_LIMIT with outlier channels."""
     rng = np.random.default_rng(2)
     w = qgemm.quantize(rng.standard_normal((64, 2048)).astype(np.float32), name)
     x = rng.standard_normal((16, 2048)).astype(np.float32)
     outliers = x.copy()
     outliers[:, rng.choice(2048, 20, replace=False)] *= 20
-    for values, most in ((x, 0.015), (outliers, OUTLIER_LIMIT)):
+    for values, max_error in ((x, 0.015), (outliers, OUTLIER_LIMIT)):
         want = exact(values, w)
-        assert np.sqrt(((qgemm.matmul(values, w, KIND) - want) ** 2).mean() / (want**2).mean()) < most
+        assert np.sqrt(((qgemm.matmul(values, w, KIND) - want) ** 2).mean() / (want**2).mean()) < max_error
 
 
 def test_gated_many_and_experts_take_it():

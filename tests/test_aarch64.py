@@ -34,7 +34,7 @@ from qgemm.cpu.native import calls, compiler, encoders, libraries, library, preb
 
 CROSS = compiler.named("aarch64-linux-gnu-gcc")
 QEMU = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
-NOWHERE = Path()  # of a call until the library is compiled
+NOWHERE = Path()  # the library of a call before it is compiled
 LIBRARIES = "/usr/aarch64-linux-gnu"  # where Debian has the C library for ARM
 MISSING = "" if CROSS and QEMU else "needs gcc-aarch64-linux-gnu and qemu-user-static"
 
@@ -59,23 +59,23 @@ def compiled_code(monkeypatch):
 
 @pytest.fixture(scope="module")
 def replay(tmp_path_factory):
-    """Makes calls again on 64-bit ARM, by libraries that are compiled for it."""
+    """Replays calls on 64-bit ARM with libraries compiled for it."""
     folder = tmp_path_factory.mktemp("aarch64")
     includes = ["-I", str(sources.folder())]
     subprocess.run([*CROSS.command, "-O1", *includes, "-o", str(folder / "replay"), str(SOURCE), "-ldl"], check=True)
 
-    def replay(source, *made, march=TARGET.march, by=CROSS):
+    def replay(source, *recorded, march=TARGET.march, by=CROSS):
         path = folder / "library.so"
         path.write_bytes(library.built(by, source, march))
         command = [QEMU, "-cpu", "max", "-L", LIBRARIES, str(folder / "replay")]
-        said = replayed(command, written(folder / "calls", [call._replace(library=path) for call in made]))
-        assert said == f"{len(made)} of {len(made)} calls agree\n"
+        report = replayed(command, written(folder / "calls", [call._replace(library=path) for call in recorded]))
+        assert report == f"{len(recorded)} of {len(recorded)} calls agree\n"
 
     return replay
 
 
 def product(fmt, digits, tiles, m, w, rng) -> Call:
-    """A product of rows, or tiles, as x86 computes it."""
+    """A call of a product of rows or tiles, with the y that x86 computes."""
     k = w.shape[1]
     x = rng.standard_normal((m, k), np.float32) * np.exp2(rng.integers(-8, 8, (m, 1))).astype(np.float32)
     if digits == calls.A8:
@@ -95,22 +95,22 @@ def product(fmt, digits, tiles, m, w, rng) -> Call:
 
 
 def computed(engine, argument, x, blocks, y, table) -> None:
-    """y by this CPU."""
+    """Fills y on this CPU."""
     packed = np.empty(argument.m * argument.packed_row + 64, np.uint8)
     packed = packed[-packed.ctypes.data % 64 :]
     rows = PackingStruct(
         to=packed.ctypes.data, to_row=argument.packed_row, x=x.ctypes.data, x_row=x.strides[0], m=argument.m,
         k=argument.k, digits=argument.digits, tiles=argument.tiles,
     )  # fmt: skip
-    made = ProductStruct.from_buffer_copy(argument)
-    made.w, made.packed, made.y = blocks.ctypes.data, packed.ctypes.data, y.ctypes.data
-    made.table = None if table is None else table.ctypes.data
-    for function, struct, items in ((engine.qgemm_pack, rows, len(x)), (engine.qgemm_rows, made, len(y.T))):
+    job = ProductStruct.from_buffer_copy(argument)
+    job.w, job.packed, job.y = blocks.ctypes.data, packed.ctypes.data, y.ctypes.data
+    job.table = None if table is None else table.ctypes.data
+    for function, struct, items in ((engine.qgemm_pack, rows, len(x)), (engine.qgemm_rows, job, len(y.T))):
         function(ctypes.byref(struct), ctypes.c_int64(0), ctypes.c_int64(items))
 
 
 def products_of(fmt) -> list[Call]:
-    """Every way of a format: rows, of each number of tokens that they take together, and tiles; ragged N."""
+    """Calls of every path of a format: rows, for each number of tokens that share a pass, and tiles; ragged N."""
     rng = np.random.default_rng(0)
     w = random_tensor(fmt, 37, 5 * (67 if fmt.plain else fmt.weights), rng)
     ways = [(calls.FLOATS, 1, 24)]
@@ -129,20 +129,20 @@ class EightBitsStruct(ctypes.Structure):
 
 
 def eight_bits_of(fmt, w, i) -> Call:
-    """COLUMNS columns of all rows as codes of eight bits."""
+    """A call that requantizes COLUMNS columns of all rows to eight bits."""
     n, k = w.shape
-    made = np.zeros(n, [("q", "u1", COLUMNS), ("scale", "<f4"), ("unused", "u1", 60)])
-    made["unused"] = POISON
-    job = EightBitsStruct(w=w.blocks.ctypes.data, w_row=w.blocks.strides[0], k=k, i=i, to=made.ctypes.data)
+    packed = np.zeros(n, [("q", "u1", COLUMNS), ("scale", "<f4"), ("unused", "u1", 60)])
+    packed["unused"] = POISON
+    job = EightBitsStruct(w=w.blocks.ctypes.data, w_row=w.blocks.strides[0], k=k, i=i, to=packed.ctypes.data)
     libraries.loaded(fmt).qgemm_eight_bits(ctypes.byref(job), ctypes.c_int64(0), ctypes.c_int64(n))
-    arrays = {"w": (INPUT, w.blocks), "to": (OUTPUT, made)}
+    arrays = {"w": (INPUT, w.blocks), "to": (OUTPUT, packed)}
     return Call(NOWHERE, "qgemm_eight_bits", EightBitsStruct(w_row=w.blocks.strides[0], k=k, i=i), arrays, n)
 
 
 def decodings_of(fmt, w) -> list[Call]:
-    """Rows of an index as numbers of each type."""
+    """Calls that decode the rows of an index to each type."""
     index, table = np.array([36, 0, 5, 36]), products._table(fmt)
-    made = []
+    decodings = []
     for name in calls.TYPES:
         values = w.rows(index, name)
         argument = calls.Decoding(
@@ -151,8 +151,8 @@ def decodings_of(fmt, w) -> list[Call]:
         arrays = {"w": (INPUT, w.blocks), "index": (INPUT, index), "to": (OUTPUT, values)}
         if table is not None:
             arrays["table"] = (INPUT, table)
-        made.append(Call(NOWHERE, "qgemm_decode", argument, arrays, len(index)))
-    return made
+        decodings.append(Call(NOWHERE, "qgemm_decode", argument, arrays, len(index)))
+    return decodings
 
 
 @over_formats(WITH_HEADER + FAMILIES)
@@ -163,7 +163,7 @@ def test_products(fmt, replay):
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k"])
 @pytest.mark.parametrize("march", OTHERS)
 def test_other_instructions_of_arm(name, march, replay):
-    """What code compiled on such a CPU would use."""
+    """Code compiled on the CPU itself would use these instruction sets."""
     fmt = qgemm.FORMATS[name]
     replay(libraries.source(fmt), *products_of(fmt), march=OTHERS[march])
 
@@ -171,13 +171,13 @@ def test_other_instructions_of_arm(name, march, replay):
 @pytest.mark.skipif(compiler.zig() is None, reason="needs the ziglang package")
 @pytest.mark.parametrize("name", ["q4_0", "q6_k", "f16"])
 def test_code_of_zig(name, replay):
-    """What a wheel has that Zig compiled for another machine."""
+    """A wheel for another machine ships libraries that Zig cross-compiled."""
     fmt = qgemm.FORMATS[name]
     replay(libraries.source(fmt), *products_of(fmt), march=TARGET.zig, by=compiler.zig())
 
 
 def test_a_difference_is_seen(replay):
-    """One bit of one output."""
+    """The replay names the byte of an output in which one bit differs."""
     call = products_of(qgemm.FORMATS["q4_0"])[0]
     y = call.arrays["y"][1].copy()
     y.view(np.uint32)[3, 5] ^= 1
@@ -186,7 +186,7 @@ def test_a_difference_is_seen(replay):
 
 
 def test_activations(replay):
-    """Of any finite magnitude; the sign of a NaN is the CPU's."""
+    """x has any finite magnitude; the sign of a NaN depends on the CPU."""
     rng = np.random.default_rng(1)
     x = (rng.standard_normal((300, 32)) * 10.0 ** rng.integers(-42, 37, (300, 1))).astype(np.float32)
     x[10], x[14] = 0, -0.0
@@ -195,26 +195,26 @@ def test_activations(replay):
 
 
 def blocks_of(fmt, x) -> Call:
-    """Blocks of a type without a search."""
+    """A call that encodes blocks of a type whose encoder does not search."""
     blocks, refused = fmt.encoded(x), np.zeros(1, np.int32)
     job, arrays = encoders.blocks_job(fmt, x, blocks, refused)
-    given = {field: (OUTPUT if field == "blocks" else INPUT, array) for field, array in arrays.items()}
-    return Call(NOWHERE, encoders.exported(fmt), job, given, len(x))
+    operands = {field: (OUTPUT if field == "blocks" else INPUT, array) for field, array in arrays.items()}
+    return Call(NOWHERE, encoders.exported(fmt), job, operands, len(x))
 
 
 @pytest.mark.parametrize("source", encoders.SOURCES, ids=lambda source: source.name)
 def test_encoders(source, replay, monkeypatch):
     """Fits of every type that a library serves, with an importance matrix and without."""
-    made, called = [], encoders._called
+    recorded_calls, called = [], encoders._called
 
-    def recorded(of, name, struct, given, **facts):
-        done = called(of, name, struct, given, **facts)
+    def recorded(called_source, name, struct, fields, **facts):
+        done = called(called_source, name, struct, fields, **facts)
         inputs = {"x", "importance", *encoders.TABLES}
         arrays = {
-            field: (INPUT if field in inputs else OUTPUT, array) for field, array in given.items() if array is not None
+            field: (INPUT if field in inputs else OUTPUT, array) for field, array in fields.items() if array is not None
         }
-        if of == source:
-            made.append(Call(NOWHERE, name, struct(**facts), arrays))
+        if called_source == source:
+            recorded_calls.append(Call(NOWHERE, name, struct(**facts), arrays))
         return done
 
     monkeypatch.setattr(encoders, "_called", recorded)
@@ -226,6 +226,6 @@ def test_encoders(source, replay, monkeypatch):
             if importance is not None or not fmt.encoding.needs_importance:
                 qgemm.quantize(x, fmt, imatrix=importance)
         if source == encoders.BLOCKS and encoders.compiles_blocks(fmt):
-            made.append(blocks_of(fmt, x.reshape(-1, fmt.weights)))
-    assert made
-    replay(source, *made)
+            recorded_calls.append(blocks_of(fmt, x.reshape(-1, fmt.weights)))
+    assert recorded_calls
+    replay(source, *recorded_calls)

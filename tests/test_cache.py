@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: its keys, damaged and unwritable entries, what a GPU finds in it."""
+"""The cache of compiled kernels: its keys, damaged and unwritable entries, and the keys that a GPU looks up."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """A compiler that notes what it is given, without NVRTC."""
-    given = []
+    """Replaces NVRTC by a fake compiler: the list of (source, arch) that it compiled."""
+    compilations = []
 
     def counting(source, arch, headers=None):
-        given.append((source, arch))
+        compilations.append((source, arch))
         return nvrtc.Compiled(f"cubin of {source} for {arch}".encode(), "5 registers")
 
     monkeypatch.setattr(cache, "compile_cubin", counting)
     monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 0))
-    return given
+    return compilations
 
 
 @pytest.fixture
 def edited(tmp_path, monkeypatch):
-    """Kernels of which one file can be edited: edited(name, text) -> nothing; a process reads a file once."""
+    """edited(name, text) rewrites a file in a copy of the kernels and clears its cached text."""
     folder = tmp_path / "kernels"
     shutil.copytree(sources.kernels_dir(), folder)
     monkeypatch.setattr(sources, "kernels_dir", lambda: folder)
@@ -66,7 +66,7 @@ def test_a_unit_is_compiled_once(tmp_path, compiled):
 
 
 def test_whatever_the_compiler_reads_is_in_the_key(compiled, edited, monkeypatch):
-    """Source, architecture, headers on disk and in memory, however deep, options, version: each alone."""
+    """Source, architecture, headers on disk and in memory at any depth, options and version each change the key."""
     edited("a.cuh", '#include "deep/b.cuh"')
     edited("deep/b.cuh", '#include "c.cuh"\n  #  include "../d.cuh"')
     edited("deep/c.cuh", "1")
@@ -81,7 +81,7 @@ def test_whatever_the_compiler_reads_is_in_the_key(compiled, edited, monkeypatch
         keys.add(cache.key(unit, "sm_80", {"made.cuh": "1"}))
     for option in nvrtc.OPTIONS:
         with monkeypatch.context() as patched:
-            patched.setattr(nvrtc, "OPTIONS", [each for each in nvrtc.OPTIONS if each != option])
+            patched.setattr(nvrtc, "OPTIONS", [other for other in nvrtc.OPTIONS if other != option])
             keys.add(cache.key(unit, "sm_80", {"made.cuh": "1"}))
     keys.add(cache.key(unit, "sm_80", {"made.cuh": "1"}))
     monkeypatch.setattr(cache, "nvrtc_version", lambda: (13, 1))
@@ -90,8 +90,8 @@ def test_whatever_the_compiler_reads_is_in_the_key(compiled, edited, monkeypatch
 
 
 def test_every_option_of_the_compiler_is_in_the_key(compiled, monkeypatch):
-    """NVRTC is told nothing else than what keys hold, and where headers lie."""
-    told = []
+    """NVRTC receives the options that keys hold and the include paths, nothing else."""
+    passed_options = []
 
     class Binding:
         nvrtcResult = SimpleNamespace(NVRTC_SUCCESS=0)
@@ -100,13 +100,13 @@ def test_every_option_of_the_compiler_is_in_the_key(compiled, monkeypatch):
             return lambda *words: (0, 0)
 
         def nvrtcCompileProgram(self, program, count, options):
-            told.extend(option.decode() for option in options)
+            passed_options.extend(option.decode() for option in options)
             return (0,)
 
     monkeypatch.setattr(nvrtc, "_nvrtc", lambda: (Binding(), "/headers"))
     compile_cubin("", "sm_80")
     places = [f"--include-path={path}" for path in (sources.kernels_dir(), "/headers")]
-    assert told == [*nvrtc.options_for("sm_80"), *places]
+    assert passed_options == [*nvrtc.options_for("sm_80"), *places]
 
 
 def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
@@ -118,10 +118,10 @@ def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
         for kernel, template in routes.variants(fmt, 90)
     }
 
-    made = {fmt.name: codegen.headers(fmt) for fmt in (q4_0, q5_1)}
+    headers = {fmt.name: codegen.headers(fmt) for fmt in (q4_0, q5_1)}
 
     def keys():
-        return {name: cache.key(source, "sm_90a", made[name[1]]) for name, source in units.items()}
+        return {name: cache.key(source, "sm_90a", headers[name[1]]) for name, source in units.items()}
 
     def rebuilt(name):
         before = keys()
@@ -136,26 +136,26 @@ def test_what_a_unit_does_not_include_is_not_in_its_key(compiled, edited):
 
 @pytest.mark.compiles
 def test_headers_in_memory_come_first_and_reach_the_compiler():
-    """NVRTC and the key agree on what an #include means."""
+    """NVRTC and the key resolve an #include to the same header."""
     unit = '#include "types.cuh"\n#include "made/a.cuh"\nextern "C" __global__ void k(int* x) { *x = ANSWER; }'
-    made = {"types.cuh": "", "made/a.cuh": '#include "b.cuh"', "b.cuh": "#define ANSWER 42"}
-    assert sources.closure(unit, made) == dict(sorted(made.items()))
-    assert cache.cached(unit, "sm_80", made).cubin.startswith(b"\x7fELF")
+    headers = {"types.cuh": "", "made/a.cuh": '#include "b.cuh"', "b.cuh": "#define ANSWER 42"}
+    assert sources.closure(unit, headers) == dict(sorted(headers.items()))
+    assert cache.cached(unit, "sm_80", headers).cubin.startswith(b"\x7fELF")
     with pytest.raises(nvrtc.CompileError, match="ANSWER"):
-        cache.cached(unit, "sm_80", {**made, "b.cuh": ""})
+        cache.cached(unit, "sm_80", {**headers, "b.cuh": ""})
 
 
 @pytest.mark.slow
 @over_formats(TILED)
 def test_every_include_is_found(fmt):
-    """One that closure() did not follow would serve a stale kernel. What a kernel includes no template changes."""
+    """An include that closure() misses would serve a stale kernel. Templates do not change a kernel's includes."""
     for kernel, template in dict(routes.variants(fmt, 90)).items():
         unit = codegen.compose(routes.source_of(kernel), fmt, **template)
-        found = sources.closure(unit, codegen.headers(fmt))
-        names = [name for text in (unit, *found.values()) for name in sources.INCLUDE.findall(text)]
-        assert {name.rpartition("/")[2] for name in names} == {name.rpartition("/")[2] for name in found}
-        assert sources.kernel_path(routes.source_of(kernel)) in found
-    assert f"formats/{fmt.name}.cuh" in found
+        headers = sources.closure(unit, codegen.headers(fmt))
+        names = [name for text in (unit, *headers.values()) for name in sources.INCLUDE.findall(text)]
+        assert {name.rpartition("/")[2] for name in names} == {name.rpartition("/")[2] for name in headers}
+        assert sources.kernel_path(routes.source_of(kernel)) in headers
+    assert f"formats/{fmt.name}.cuh" in headers
 
 
 def test_damaged_or_unwritable_cache_only_costs_time(tmp_path, compiled, monkeypatch):
@@ -203,7 +203,7 @@ def test_modes_under_any_umask(tmp_path, compiled, monkeypatch):
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o775, 0o777, 0o1777])
 def test_a_folder_that_others_write_to(mode, tmp_path, compiled):
-    """Nothing is loaded from it, nothing written to it, and it is said once."""
+    """Nothing is loaded from it or written to it, and one warning says so."""
     good = cache.cached("a", "sm_80")
     folder = tmp_path / "cache"
     folder.chmod(mode)
@@ -218,7 +218,7 @@ def test_a_folder_that_others_write_to(mode, tmp_path, compiled):
 
 
 def test_a_folder_of_another_user(tmp_path, compiled, monkeypatch):
-    """Also of root, and for root of anyone else."""
+    """Root's folder is passed over as well, and root passes over the folder of anyone else."""
     cache.cached("a", "sm_80")
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
@@ -229,15 +229,15 @@ def test_a_folder_of_another_user(tmp_path, compiled, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-@pytest.mark.parametrize("what", ["folder", "file"])
-def test_given_to_another_user(what, tmp_path, compiled):
+@pytest.mark.parametrize("target", ["folder", "file"])
+def test_given_to_another_user(target, tmp_path, compiled):
     cache.cached("a", "sm_80")
     (entry,) = (tmp_path / "cache").iterdir()
-    os.chown(entry if what == "file" else entry.parent, 1234, 1234)
+    os.chown(entry if target == "file" else entry.parent, 1234, 1234)
     with one_warning("passed over", "belongs to another user (uid 1234)"):
         cache.cached("a", "sm_80")
     assert len(compiled) == 2
-    if what == "file":
+    if target == "file":
         assert entry.stat().st_uid == 0
         cache.cached("a", "sm_80")
         assert len(compiled) == 2
@@ -249,36 +249,36 @@ def test_a_link_for_a_folder(tmp_path, compiled, monkeypatch):
     with one_warning("passed over", tmp_path / "cache", "is a link"):
         cache.cached("a", "sm_80")
     assert list((tmp_path / "real").iterdir()) == []
-    (tmp_path / "home").symlink_to(tmp_path)  # a link on the way there is no one else's business
+    (tmp_path / "home").symlink_to(tmp_path)  # a link above the folder is allowed
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "home" / "real"))
     cache.cached("a", "sm_80")
     cache.cached("a", "sm_80")
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("what", ["writable", "link", "fifo", "folder"])
-def test_an_entry_that_others_may_have_made(what, tmp_path, compiled):
+@pytest.mark.parametrize("kind", ["writable", "link", "fifo", "folder"])
+def test_an_entry_that_others_may_have_made(kind, tmp_path, compiled):
     """It is not read, not waited for, and replaced where it is a file or a link."""
     good = cache.cached("a", "sm_80")
     (entry,) = (tmp_path / "cache").iterdir()
     whole = entry.read_bytes()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(whole)
-    if what == "writable":
+    if kind == "writable":
         entry.chmod(0o620)
     else:
         entry.unlink()
-    if what == "link":
+    if kind == "link":
         entry.symlink_to(elsewhere)
-    elif what == "fifo":
+    elif kind == "fifo":
         os.mkfifo(entry)
-    elif what == "folder":
+    elif kind == "folder":
         entry.mkdir()
     with one_warning("a compiled kernel is passed over", entry.name):
         assert cache.cached("a", "sm_80") == good
     assert len(compiled) == 2
     assert elsewhere.read_bytes() == whole
-    if what != "folder":
+    if kind != "folder":
         assert cache.cached("a", "sm_80") == good
         assert len(compiled) == 2
         assert stat.S_IMODE(entry.lstat().st_mode) == 0o600
@@ -286,7 +286,7 @@ def test_an_entry_that_others_may_have_made(what, tmp_path, compiled):
 
 
 def test_no_home_and_an_unknown_uid(compiled, monkeypatch):
-    """As in a container that is started with a number for a user."""
+    """A container started with a numeric user id has neither."""
 
     def unknown(uid):
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -302,14 +302,14 @@ def test_no_home_and_an_unknown_uid(compiled, monkeypatch):
 
 @pytest.mark.compiles
 def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, capsys):
-    """By the tool, whose second run reads the reports of the first."""
+    """compile_kernels.py fills it, and its second run reads the reports of the first."""
     words = "--all", "--arch=sm_90a", "--kernel=pack", "--kernel=dequantize", "--format=q4_0", "--format=q8_0"
     monkeypatch.setattr("sys.argv", ["", *words])
     assert compile_kernels.main() == 0
-    first, kept = capsys.readouterr().out, set((tmp_path / "cache").iterdir())
+    first, entries = capsys.readouterr().out, set((tmp_path / "cache").iterdir())
     assert f"8 of 8 cubins for sm_90a, 0 failures, in {tmp_path / 'cache'}" in first
-    assert len(kept) == 8
-    before = {path: path.stat().st_mtime_ns for path in kept}
+    assert len(entries) == 8
+    before = {path: path.stat().st_mtime_ns for path in entries}
     for out in TYPES:
         fmt = qgemm.FORMATS["q8_0"]
         cache.cached_cubin(codegen.compose("dequantize", fmt, Out=out), "sm_90a", codegen.headers(fmt))

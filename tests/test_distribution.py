@@ -1,4 +1,4 @@
-"""The name by which qgemm is installed, and what its extras bring."""
+"""The name under which qgemm is installed, and the packages that its extras install."""
 
 import re
 import sys
@@ -19,26 +19,26 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 
-# ---- the name by which it is installed
+# ---- the name of the distribution
 
 
 def test_the_distribution_is_named_once():
     assert PROJECT["name"] == DISTRIBUTION
 
 
-# qgemm as an installer takes it.
-OF_A_STRANGER = re.compile(r"qgemm\[|(install|add|download|uninstall)\b[^\n]*[ '\"]qgemm(?![\w/.-])")
+# A command that installs `qgemm`, or an extra of it, from the package index.
+FOREIGN_INSTALL = re.compile(r"qgemm\[|(install|add|download|uninstall)\b[^\n]*[ '\"]qgemm(?![\w/.-])")
 TEXTS = (".py", ".md", ".toml", ".json", ".cu", ".cuh")
 
 
 @pytest.mark.parametrize(
     "text", ["pip install qgemm", "pip install -U 'qgemm[cuda13]'", "uv add qgemm", 'f"{x}: pip install qgemm=={v}"']
 )
-def test_a_strangers_name_is_found(text):
-    assert OF_A_STRANGER.search(text)
+def test_a_foreign_install_is_recognized(text):
+    assert FOREIGN_INSTALL.search(text)
 
 
-def test_nobody_is_told_to_install_a_stranger():
+def test_no_text_installs_the_foreign_package():
     """`qgemm` on the package index is another project's code."""
     folders = ("qgemm", "kernels", "docs", "tests", "tools", ".ci")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXTS]
@@ -48,7 +48,7 @@ def test_nobody_is_told_to_install_a_stranger():
     ]
     assert len(paths) > 100
     texts = ((path, path.read_text(errors="replace")) for path in paths if path != Path(__file__))
-    assert not [f"{path}: {found[0]}" for path, text in texts if (found := OF_A_STRANGER.search(text))]
+    assert not [f"{path}: {match[0]}" for path, text in texts if (match := FOREIGN_INSTALL.search(text))]
 
 
 def test_messages_name_extras_that_there_are():
@@ -57,12 +57,12 @@ def test_messages_name_extras_that_there_are():
     assert {"cuda13", "convert"} <= named <= set(EXTRAS)
 
 
-# ---- what the extras for CUDA bring
+# ---- the extras for CUDA
 
 
 @pytest.mark.parametrize("cuda", ["12", "13"])
 def test_extras_of_one_cuda_version(cuda):
-    """Of CUDA's libraries those that are loaded: cuBLAS for panels, NVRTC, the runtime with its headers."""
+    """Extras install the CUDA libraries that qgemm loads: cuBLAS for panels, NVRTC, the runtime with its headers."""
     requirements = {r.name: r for r in map(Requirement, EXTRAS[f"cuda{cuda}"])}
     assert set(requirements) == {f"cupy-cuda{cuda}x", "cuda-toolkit", "cuda-bindings"}
     assert requirements["cuda-toolkit"].extras == {"cublas", "cudart", "nvjitlink", "nvrtc"}
@@ -74,11 +74,11 @@ def test_extras_of_one_cuda_version(cuda):
         assert not versions.contains(f"{int(cuda) + 1}.0")
 
 
-LEFT_OUT = re.compile(r"\b(cp|cupy)(\(\))?\.(random|fft|linalg)\b|\bcupyx\b")  # of CuPy, what loads the other libraries
+LEFT_OUT = re.compile(r"\b(cp|cupy)(\(\))?\.(random|fft|linalg)\b|\bcupyx\b")  # parts of CuPy that load other libraries
 
 
 @pytest.mark.parametrize("folder", ["qgemm", "tools", "tests/gpu"])
-def test_of_cupy_nothing_is_used_that_loads_other_libraries(folder):
-    found = {path: LEFT_OUT.search(path.read_text()) for path in (ROOT / folder).rglob("*.py")}
-    assert found
-    assert not [f"{path}: {use[0]}" for path, use in found.items() if use]
+def test_no_use_of_cupy_loads_other_libraries(folder):
+    uses = {path: LEFT_OUT.search(path.read_text()) for path in (ROOT / folder).rglob("*.py")}
+    assert uses
+    assert not [f"{path}: {use[0]}" for path, use in uses.items() if use]

@@ -34,12 +34,12 @@ def weights_of(w: qgemm.Tensor):
     return e4m3_weights(w.format, w.blocks, w.shape[1])
 
 
-def decoded(found) -> np.ndarray:
-    k = found.codes.shape[1]
-    return e4m3.NUMBERS[found.codes] * found.scale.repeat(COLUMNS, axis=1)[:, :k]
+def decoded(weights) -> np.ndarray:
+    k = weights.codes.shape[1]
+    return e4m3.NUMBERS[weights.codes] * weights.scale.repeat(COLUMNS, axis=1)[:, :k]
 
 
-def of_exponents(e: np.ndarray, rng: np.random.Generator) -> qgemm.Tensor:
+def with_exponents(e: np.ndarray, rng: np.random.Generator) -> qgemm.Tensor:
     """W in mxfp4 with these exponents [N, K / 32] and all codes."""
     blocks = np.empty(e.shape, MXFP4.dtype)
     blocks["e"], blocks["qs"] = e, rng.integers(0, 256, blocks["qs"].shape)
@@ -64,7 +64,7 @@ def test_numbers():
 @given(st.floats(-470, 470, width=32))
 def test_the_nearest_number(value):
     code = int(e4m3.encode(np.float32([value]))[0])
-    distances = [abs(Fraction(float(e4m3.NUMBERS[each])) - Fraction(value)) for each in FINITE]
+    distances = [abs(Fraction(float(e4m3.NUMBERS[candidate])) - Fraction(value)) for candidate in FINITE]
     assert abs(Fraction(float(e4m3.NUMBERS[code])) - Fraction(value)) == min(distances)
 
 
@@ -73,42 +73,42 @@ def test_the_nearest_number(value):
 def test_product_is_the_formula_in_exact_sums(data):
     x, w = data.draw(problems(MXFP4))
     prepared, y = prepared_product(x, w, E4M3)
-    found = weights_of(w)
-    values = prepared.dequantize(np.float64) @ decoded(found).astype(np.float64).T
-    assert excess(y, values, e4m3_exact(prepared.blocks, found)[1]) <= 1
-    size = np.abs(prepared.dequantize(np.float64)) @ np.abs(decoded(found).astype(np.float64)).T
+    weights = weights_of(w)
+    values = prepared.dequantize(np.float64) @ decoded(weights).astype(np.float64).T
+    assert excess(y, values, e4m3_exact(prepared.blocks, weights)[1]) <= 1
+    size = np.abs(prepared.dequantize(np.float64)) @ np.abs(decoded(weights).astype(np.float64)).T
     np.testing.assert_allclose(y, values, rtol=0, atol=1e-5 * size.max() + 1e-37)
 
 
 @pytest.mark.parametrize("apart", range(18))
 def test_weights_are_exact_where_exponents_differ_by_14_at_most(apart):
-    """Beyond that a weight is off by half of e4m3's least number in the unit of its row's 256 columns."""
+    """Beyond 14 a weight is off by at most half of e4m3's least number, in the unit of its row's 256 columns."""
     rng = np.random.default_rng(apart)
     e = rng.integers(120 - apart, 121, (6, 19))
     e[:, ::8], e[:, 1::8] = 120, 120 - apart
-    w = of_exponents(e, rng)
-    found, values = weights_of(w), w.dequantize()
-    np.testing.assert_array_equal(found.scale, 2.0 ** (120 - 128 + e4m3_exponent(MXFP4)))
-    assert np.array_equal(decoded(found), values) == (apart <= 14)
-    assert np.abs(decoded(found) - values).max() <= 2.0**-10 * found.scale.max()
+    w = with_exponents(e, rng)
+    weights, values = weights_of(w), w.dequantize()
+    np.testing.assert_array_equal(weights.scale, 2.0 ** (120 - 128 + e4m3_exponent(MXFP4)))
+    assert np.array_equal(decoded(weights), values) == (apart <= 14)
+    assert np.abs(decoded(weights) - values).max() <= 2.0**-10 * weights.scale.max()
 
 
 def test_each_row_and_256_columns_have_a_scale_of_their_own():
     e = np.full((3, 16), 100)
     e[0, :8], e[1], e[2, 8:] = 140, 7, 3
-    w = of_exponents(e, np.random.default_rng(0))
+    w = with_exponents(e, np.random.default_rng(0))
     np.testing.assert_array_equal(decoded(weights_of(w)), w.dequantize())
 
 
 def test_any_row_is_nearer_than_with_integers():
-    """Rows whose exponents are too far apart: what e4m3 loses of them is less than what a8_g256 does."""
+    """e4m3 loses less than a8_g256 even of rows whose exponents are too far apart."""
     rng = np.random.default_rng(1)
-    w = of_exponents(rng.integers(95, 125, (64, 32)), rng)
+    w = with_exponents(rng.integers(95, 125, (64, 32)), rng)
     x = normal(8, 1024)
-    for kind, most in ((E4M3, 1e-5), ("a8_g256", 1)):
+    for kind, max_error in ((E4M3, 1e-5), ("a8_g256", 1)):
         prepared = qgemm.quantize_activations(x, kind)
         want = prepared.dequantize(np.float64) @ w.dequantize(np.float64).T
-        assert np.abs(qgemm.matmul(prepared, w) - want).max() / np.abs(want).max() < most
+        assert np.abs(qgemm.matmul(prepared, w) - want).max() / np.abs(want).max() < max_error
 
 
 @pytest.mark.parametrize("k", [32, 96, 256, 288, 640])
@@ -146,15 +146,15 @@ def test_any_magnitude_of_x(size):
 
 
 def test_relative_error_of_products():
-    """Against exact weights and activations: 2.6% of normal ones, 1.8% where outliers make the product."""
+    """The error against exact products is 2.6% with normal activations, 1.8% where outliers dominate the product."""
     rng = np.random.default_rng(2)
     w = qgemm.quantize(rng.standard_normal((64, 2048)).astype(np.float32), MXFP4)
     x = rng.standard_normal((16, 2048)).astype(np.float32)
     outliers = x.copy()
     outliers[:, rng.choice(2048, 20, replace=False)] *= 20
-    for values, most in ((x, 0.028), (outliers, 0.021)):
+    for values, max_error in ((x, 0.028), (outliers, 0.021)):
         want = exact(values, w)
-        assert np.sqrt(((qgemm.matmul(values, w, E4M3) - want) ** 2).mean() / (want**2).mean()) < most
+        assert np.sqrt(((qgemm.matmul(values, w, E4M3) - want) ** 2).mean() / (want**2).mean()) < max_error
 
 
 def test_gated_many_and_experts_take_it():
@@ -190,13 +190,13 @@ def test_errors_say_what_fits():
 @pytest.mark.compiles
 @harness.needs_compiler
 def test_requantize_makes_the_numbers_of_numpy():
-    """Bytes and scales; exponents of one row and of all, N and K that end inside a tile, a pair and a stage."""
+    """Bytes and scales agree for near and far exponents; N and K end inside a tile, a pair and a stage."""
     rng = np.random.default_rng(3)
     for apart, ctas in itertools.product((2, 14, 40, 250), (2, 1)):
-        w = of_exponents(rng.integers(252 - apart, 253, (150, 9)), rng)
-        found, want = requantized(w, ctas, E4M3), weights_of(w)
-        np.testing.assert_array_equal(e4m3.NUMBERS[found.codes.view(np.uint8)], e4m3.NUMBERS[want.codes])
-        np.testing.assert_array_equal(found.scale, want.scale)
+        w = with_exponents(rng.integers(252 - apart, 253, (150, 9)), rng)
+        actual, want = requantized(w, ctas, E4M3), weights_of(w)
+        np.testing.assert_array_equal(e4m3.NUMBERS[actual.codes.view(np.uint8)], e4m3.NUMBERS[want.codes])
+        np.testing.assert_array_equal(actual.scale, want.scale)
 
 
 @pytest.mark.compiles
@@ -226,7 +226,7 @@ def test_products_of_the_host_are_within_the_bound():
 
 @pytest.mark.parametrize("x", TYPES)
 def test_routes(x):
-    """By wgmma on sm_90 from a token tile on, by mma.sync elsewhere; none before sm_89 and of another format."""
+    """wgmma serves more than 240 tokens on sm_90, mma.sync the rest, nothing GPUs before sm_89 or other formats."""
     for m, sm in itertools.product((1, 64, 240, 241, 4096), (89, 90, 100, 120)):
         p = Problem(MXFP4, E4M3, m, 4096, 4096, sm, x)
         chosen = routes.route(p).kernel
@@ -240,8 +240,10 @@ def test_routes(x):
 
 
 def test_a_model_is_prepared_for_it():
-    """Formats of which it is not are left out."""
+    """Tensors of other formats are left out."""
     w, other = (qgemm.quantize(normal(128, 256), name) for name in ("mxfp4", "q4_0"))
     keys = needed([w, other], 90, activations=(E4M3,))
-    made = [(fmt, dict(template)["E4M3"]) for name, fmt, template in keys if name in (requantize.NAME, prefill.NAME)]
-    assert set(made) == {(MXFP4, 1)}
+    prepared = [
+        (fmt, dict(template)["E4M3"]) for name, fmt, template in keys if name in (requantize.NAME, prefill.NAME)
+    ]
+    assert set(prepared) == {(MXFP4, 1)}

@@ -51,28 +51,28 @@ def test_numbers_of_eight_bits_are_those_of_ml_dtypes(fmt, rng):
 @over_formats(F8)
 @given(rng=seeds())
 def test_values_go_to_the_nearest_number(fmt, rng):
-    """As ml_dtypes rounds x / d, to nearest even; values on the grid stay."""
-    most = float(ml_dtypes.finfo(kind_of(fmt)).max)
+    """x / d is rounded to nearest even, as by ml_dtypes; values on the grid stay."""
+    largest = float(ml_dtypes.finfo(kind_of(fmt)).max)
     d = 2.0 ** rng.integers(-20, 20)
     x = (rng.standard_normal((4, fmt.weights)) * 2.0 ** rng.integers(-12, 4, (4, fmt.weights))).astype(np.float32)
-    x = np.clip(x, -most, most)
-    x[:, 0] = most
+    x = np.clip(x, -largest, largest)
+    x[:, 0] = largest
     want = (x.astype(kind_of(fmt)).astype(np.float64) * d).astype(np.float32)
-    found = fmt.dequantize(fmt.quantize((x * d).astype(np.float32)))
-    np.testing.assert_array_equal(found, want)
-    np.testing.assert_array_equal(fmt.dequantize(fmt.quantize(found)), found)
+    values = fmt.dequantize(fmt.quantize((x * d).astype(np.float32)))
+    np.testing.assert_array_equal(values, want)
+    np.testing.assert_array_equal(fmt.dequantize(fmt.quantize(values)), values)
 
 
 @given(rng=seeds())
 def test_the_larger_of_two_neighbours_is_kept(rng):
     x = rng.standard_normal((5, 256)).astype(np.float16).astype(np.float32)
     w = S7.dequantize(S7.quantize(x))
-    pairs, made = x.reshape(5, -1, 2), w.reshape(5, -1, 2)
+    pairs, decoded = x.reshape(5, -1, 2), w.reshape(5, -1, 2)
     second = np.abs(pairs[..., 1]) > np.abs(pairs[..., 0])
-    assert (np.take_along_axis(made, (~second)[..., None].astype(int), 2) == 0).all()
-    kept = np.take_along_axis(pairs, second[..., None].astype(int), 2)
+    assert (np.take_along_axis(decoded, (~second)[..., None].astype(int), 2) == 0).all()
+    larger = np.take_along_axis(pairs, second[..., None].astype(int), 2)
     step = np.abs(x).reshape(5, 2, -1).max(axis=2).repeat(64, axis=1)[..., None] / 64
-    error = np.abs(np.take_along_axis(made, second[..., None].astype(int), 2) - kept)
+    error = np.abs(np.take_along_axis(decoded, second[..., None].astype(int), 2) - larger)
     assert (error <= step * (1 + 2.0**-9)).all()
     np.testing.assert_array_equal(S7.dequantize(S7.quantize(w)), w)
     assert S7.bpw == 4.125
@@ -99,20 +99,20 @@ def test_products_on_the_host(fmt):
 @harness.needs_compiler
 @over_formats([S7, *F8])
 def test_levels_of_lanes(fmt):
-    """Each weight in the lane and register that owns it: as halves times a power of two, as floats and as bytes."""
+    """Each weight is in the lane and register that owns it: as halves times a power of two, as floats and as bytes."""
     w = random_tensor(fmt, 64, tile.columns(fmt), np.random.default_rng(2))
     levels = fmt.levels(w.blocks.reshape(-1)).codes.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # m16 r g k_block step far t e
     expected = levels.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2).astype(np.float32)
     tiles, exponent = to_device(tile.pack(fmt, w.blocks)), fmt.tile.code_exponent
     for name, dtype, factor in (("levels", "f4", 1), ("fragment", "f2", 1), ("codes_f16", "f2", 2.0**-exponent)):
-        found = device_array(expected.shape, dtype)
-        lanes(fmt).call(name, 4, tiles, found)
-        np.testing.assert_array_equal(found.astype(np.float32), expected * np.float32(factor))
+        actual = device_array(expected.shape, dtype)
+        lanes(fmt).call(name, 4, tiles, actual)
+        np.testing.assert_array_equal(actual.astype(np.float32), expected * np.float32(factor))
     if fmt.integer:
         bytes_of = levels.transpose(3, 0, 2, 6, 4, 1, 7, 5).reshape(-1, 4, 32, 4, 2, 4)
-        found = device_array(bytes_of.shape, "i1")
-        lanes(fmt).call("bytes", 4, tiles, found)
-        np.testing.assert_array_equal(found, bytes_of)
+        actual = device_array(bytes_of.shape, "i1")
+        lanes(fmt).call("bytes", 4, tiles, actual)
+        np.testing.assert_array_equal(actual, bytes_of)
 
 
 @pytest.mark.compiles
@@ -137,7 +137,7 @@ def test_kernels_that_pack(fmt):
 @harness.needs_compiler
 @over_formats([S7, F8[0], FP4])
 def test_products_by_kernels(fmt):
-    """decode and prefill_sm80 of x in half; of integers also by codes of x."""
+    """decode and prefill_sm80 multiply x in half; integer formats also multiply codes of x."""
     w, x, expected, bound = problem(fmt, 5)
     x16 = x.astype(np.float16)
     assert (np.abs(run_decode(fmt, "decode", "half", x16, w, 5) - expected) <= bound).all()

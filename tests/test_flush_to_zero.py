@@ -39,14 +39,14 @@ void flush(int on) {
 def library(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("flush")
     (folder / "flush.c").write_text(SOURCE)
-    made = folder / "flush.so"
-    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", made, folder / "flush.c"], check=True)
-    return made
+    path = folder / "flush.so"
+    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", path, folder / "flush.c"], check=True)
+    return path
 
 
 @pytest.fixture
 def flush(library):
-    """flush(1) makes arithmetic of this thread, and of those that it starts, take subnormals for zero; flush(0) not."""
+    """flush(1) sets flush-to-zero in this thread and in threads that it starts; flush(0) clears it."""
     yield ctypes.CDLL(str(library)).flush
     ctypes.CDLL(str(library)).flush(0)
 
@@ -75,7 +75,7 @@ def test_it_is_noticed(flush):
 
 
 def test_every_finite_half(flush):
-    """Among them subnormals alone: NaN anywhere takes another way."""
+    """Subnormal halves are included. NaN is not: an array that has one is decoded by another path."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)]
     want = halves.astype(np.float64).astype(np.float32)
@@ -92,7 +92,7 @@ def test_every_scale_and_code_of_mxfp4(flush):
     values = np.array(fmt.codebook, np.float64)[np.r_[0:16, 0:16]] * 2.0 ** np.arange(-128.0, 128)[:, None]
     with np.errstate(over="ignore"):
         want = values.astype(np.float32)
-    want[:, [8, 24]] = 0  # of an integer there is no negative zero
+    want[:, [8, 24]] = 0  # an integer has no negative zero
     assert_same_bits(flushed(flush, lambda: fmt.decode(blocks)), want)
     assert_same_bits(flushed(flush, lambda: fmt.dequantize(blocks, np.float64)).reshape(want.shape), want.astype("f8"))
 
@@ -100,7 +100,7 @@ def test_every_scale_and_code_of_mxfp4(flush):
 @over_formats(FORMATS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_every_format(flush, fmt, dtype):
-    """Of random bytes, and of those whose scales are ordinary."""
+    """Blocks of random bytes, with random and with ordinary scales."""
     raw = np.frombuffer(np.random.default_rng(0).bytes(3000 * fmt.block_bytes), fmt.dtype)
     tame = raw.copy()
     for name in fmt.scale_fields:
@@ -111,7 +111,7 @@ def test_every_format(flush, fmt, dtype):
 
 
 def test_subnormal_scales_of_any_integers(flush):
-    """Rounded as float32 arithmetic rounds, with its zeros' signs; larger scales beside them stay as they are."""
+    """Products are rounded as by float32 arithmetic, signs of zeros included; larger scales are not affected."""
     rng = np.random.default_rng(1)
     codes = rng.integers(-128, 256, (500, 2, 8)).astype(np.float32)
     scales = rng.integers(0, 1 << 25, (500, 2)).astype(np.int32).view(np.float32) * np.float32(-1)
@@ -119,23 +119,23 @@ def test_subnormal_scales_of_any_integers(flush):
     codes[0, 0], scales[0, 0] = 1, np.array(packing.MANTISSA, np.int32).view(np.float32)  # the largest subnormal
     want = codes * scales[..., None]
     assert_same_bits(flushed(flush, lambda: packing.times(codes, scales)), want)
-    halves = codes + np.float32(0.5)  # are no integers, for which arithmetic has the word
+    halves = codes + np.float32(0.5)  # not integers, and therefore multiplied under flush-to-zero
     want = flushed(flush, lambda: halves * scales[..., None])
     assert_same_bits(flushed(flush, lambda: packing.times(halves, scales)), want)
 
 
 DIGEST = """
 import hashlib, numpy as np, qgemm
-made = hashlib.sha256()
+digest = hashlib.sha256()
 for fmt in qgemm.FORMATS.values():
     raw = np.frombuffer(np.random.default_rng(2).bytes(999 * fmt.block_bytes), fmt.dtype)
-    made.update(np.nan_to_num(fmt.decode(raw)).tobytes())
-print(made.hexdigest())
+    digest.update(np.nan_to_num(fmt.decode(raw)).tobytes())
+print(digest.hexdigest())
 """
 
 
 def test_tables_are_made_under_it_as_well(library):
-    """In a process that imports qgemm after the other library."""
+    """The process imports qgemm after the other library."""
 
     def digest(code: str) -> str:
         return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout

@@ -58,7 +58,7 @@ def parameters(kernel):
 
 
 def waits(kernel):
-    """Whether kernels/NAME.cu, or what it includes, waits for the kernel before it."""
+    """Whether kernels/NAME.cu or a header that it includes waits for the preceding kernel."""
     text = sources.kernel_text(kernel)
     return any("griddepcontrol_wait();" in part for part in (text, *sources.closure(text, {}).values()))
 
@@ -79,70 +79,70 @@ class Recorded:
 
 
 def entered_with(config, function, addresses, extra):
-    """Of what the driver gets: the stream, the attributes' ids, the function, and the values of two pointers."""
-    found = launch._Config.from_buffer(config._obj)
+    """The stream, the attributes' ids, the function and the values of two pointers that the driver receives."""
+    received = launch._Config.from_buffer(config._obj)
     values = [ctypes.c_void_p.from_address(address).value for address in addresses._obj]
     assert extra is None
-    return found.stream, [found.attributes[i].id for i in range(found.count)], function, values
+    return received.stream, [received.attributes[i].id for i in range(received.count)], function, values
 
 
 @pytest.fixture
 def launched(monkeypatch):
-    """A launch of two pointers -> the launch, and what its driver does: `enter`, to be replaced."""
+    """A launch with two pointers, and its fake driver, whose `enter` is replaced by tests."""
     fake = SimpleNamespace(cuFuncSetAttribute=lambda *_: 0, cuLaunchKernelEx=lambda *args: fake.enter(*args))
     monkeypatch.setattr(launch, "driver", lambda: fake)
     monkeypatch.setattr(launch, "_compute_capability", lambda: 90)
     pointers = (ctypes.c_void_p * 2)()
-    first, second = (ctypes.c_void_p.from_buffer(pointers, at) for at in (0, ctypes.sizeof(ctypes.c_void_p)))
+    first, second = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
     sizes = ctypes.c_int64(5)
     current = []
-    with monkeypatch.context() as while_made:
-        while_made.setattr(launch, "_make_context_current", lambda: current.append(True))
-        made = launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (second, sizes, first), pointers, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "_make_context_current", lambda: current.append(True))
+        kernel_launch = launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (second, sizes, first), pointers, 2)
     assert current, (
         "a thread that has launched nothing yet has no context, without which the function has no attributes"
     )
-    return made, fake
+    return kernel_launch, fake
 
 
 def test_a_thread_without_a_context_gets_one(launched, monkeypatch):
     """The driver refuses its first launch; other errors are raised."""
-    (made, fake), statuses, set_devices, entered = launched, [], [], []
+    (kernel_launch, fake), statuses, set_devices, entered = launched, [], [], []
     fake.enter = lambda *args: entered.append(entered_with(*args)) or statuses.pop(0)
     runtime = SimpleNamespace(getDevice=lambda: 3, setDevice=set_devices.append)
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
     for statuses[:], expected in (([0], []), ([launch.INVALID_CONTEXT, 0], [3])):
-        made(7, 100, 200)
+        kernel_launch(7, 100, 200)
         assert set_devices == expected
     for stream, attributes, _, values in entered:
         assert (stream, attributes, values) == (7, [launch.PROGRAMMATIC_STREAM_SERIALIZATION], [200, 5, 100])
     assert len(entered) == 3
     statuses[:] = [launch.INVALID_CONTEXT, launch.INVALID_CONTEXT]
     with pytest.raises(RuntimeError, match="the launch failed: CUDA driver error 201"):
-        made(7, 100, 200)
+        kernel_launch(7, 100, 200)
 
 
 def test_a_bound_launch_has_its_pointers_whatever_is_launched_after_it(launched):
-    (made, fake), found = launched, []
-    fake.enter = lambda *args: found.append(entered_with(*args)[::3]) or 0
-    bound = made.bound(7, 100, 200)
-    made(8, 300, 400)
+    (kernel_launch, fake), entered = launched, []
+    fake.enter = lambda *args: entered.append(entered_with(*args)[::3]) or 0
+    bound = kernel_launch.bound(7, 100, 200)
+    kernel_launch(8, 300, 400)
     assert [bound(), bound()] == [0, 0]
-    assert found[1] == found[2] == (7, [200, 5, 100])
+    assert entered[1] == entered[2] == (7, [200, 5, 100])
 
 
 def test_launches_are_captured_into_a_graph_and_entered_at_once(launched, monkeypatch):
-    """On the stream of the capture; a call enters the graph alone, and nothing where its stream is being captured."""
-    (made, fake), found, status = launched, [], [0]
-    fake.enter = lambda *args: found.append(entered_with(*args)[::3]) or 0
+    """The capture has its own stream. A call enters the graph alone, and nothing while its stream is being captured."""
+    (kernel_launch, fake), entered, status = launched, [], [0]
+    fake.enter = lambda *args: entered.append(entered_with(*args)[::3]) or 0
 
     def is_capturing(stream, captured):
         captured._obj.value = status[0]
         return 0
 
     fake.cuStreamIsCapturing = is_capturing
-    fake.cuGraphLaunch = lambda *handles: found.append([*map(repr, handles)]) or 0
+    fake.cuGraphLaunch = lambda *handles: entered.append([*map(repr, handles)]) or 0
     begun, ended = [], SimpleNamespace(graphExec=55)
 
     @contextmanager
@@ -152,44 +152,44 @@ def test_launches_are_captured_into_a_graph_and_entered_at_once(launched, monkey
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Stream=stream)))
     monkeypatch.setattr(graph, "driver", lambda: fake)
     monkeypatch.setattr(graph, "relaxed_capture", nullcontext)
-    enter = graph.graph_of([(made, (7, 100, 200)), (made, (7, 300, 400))])
+    enter = graph.graph_of([(kernel_launch, (7, 100, 200)), (kernel_launch, (7, 300, 400))])
     assert begun == [True]
-    assert found == [(9, [200, 5, 100]), (9, [400, 5, 300])]
-    found.clear()
+    assert entered == [(9, [200, 5, 100]), (9, [400, 5, 300])]
+    entered.clear()
     assert enter() == 0
-    assert found == [["<cparam 'P' (0x37)>", "<cparam 'P' (0x7)>"]]
+    assert entered == [["<cparam 'P' (0x37)>", "<cparam 'P' (0x7)>"]]
     status[0] = 1
     assert enter() != 0
-    assert len(found) == 1
+    assert len(entered) == 1
 
 
 def test_threads_launch_with_arguments_of_their_own(launched):
     """A launch that begins while another thread is in the driver does not touch the arguments of that one."""
-    (made, fake), found = launched, []
+    (kernel_launch, fake), entered = launched, []
 
     def enter(*args):
-        if not found:
-            found.append(None)
-            threading.Thread(target=made, args=(8, 300, 400)).start()
-            while len(found) < 2:
+        if not entered:
+            entered.append(None)
+            threading.Thread(target=kernel_launch, args=(8, 300, 400)).start()
+            while len(entered) < 2:
                 time.sleep(0.001)
-        found.append(entered_with(*args)[::3])
+        entered.append(entered_with(*args)[::3])
         return 0
 
     fake.enter = enter
-    made(7, 100, 200)
-    assert found[1:] == [(8, [400, 5, 300]), (7, [200, 5, 100])]
+    kernel_launch(7, 100, 200)
+    assert entered[1:] == [(8, [400, 5, 300]), (7, [200, 5, 100])]
 
 
 @pytest.mark.parametrize(("kernel", "activation", "x", "sm"), PRODUCTS, ids=[kernel.name for kernel, *_ in PRODUCTS])
 def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeypatch):
-    """Sizes and addresses are all different, so that no two can be exchanged. What may start early waits for itself."""
+    """Sizes and addresses all differ, so that no two can be exchanged. A kernel that may start early waits itself."""
     launches = []
-    rooms = {"sm80 partials": SimpleNamespace(pointer=400), "sm80 counters": SimpleNamespace(pointer=500)}
+    workspaces = {"sm80 partials": SimpleNamespace(pointer=400), "sm80 counters": SimpleNamespace(pointer=500)}
     stands_in = {
         "load": lambda *_, **__: None,
         "Launch": lambda *args, **named: launches.append(Recorded(*args, **named)) or launches[0],
-        "workspace": lambda device, stream, use, nbytes: rooms[use],
+        "workspace": lambda device, stream, use, nbytes: workspaces[use],
     }
     for module, (name, stand_in) in itertools.product(MODULES, stands_in.items()):
         if hasattr(module, name):
@@ -202,7 +202,7 @@ def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeyp
     kernel.launch(p, config)(0, 100, 200, 300, 310, 320)
     assert launches[0].programmatic == waits(kernel.source or kernel.name)
     level = qgemm.cuda.layout.tile.level_exponent(p.format)
-    known = {
+    values = {
         "x": 100,
         "tiles": 200,
         "y": 300,
@@ -215,17 +215,17 @@ def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeyp
         "split_k": 2,
         "epilogue": bytes(EpilogueArguments(Outputs(300, 310, 320), Types.from_names(*output[1:]))),
     }
-    known |= {"factor": 2.0 ** (level - p.exponent), "unit": 2.0**p.exponent}
-    expected = [(name, kind, known[name]) for name, kind in parameters(kernel.source or kernel.name)]
-    found = [
-        (type(some), bytes(some) if isinstance(some, ctypes.Structure) else some.value)
-        for some in launches[0].arguments
+    values |= {"factor": 2.0 ** (level - p.exponent), "unit": 2.0**p.exponent}
+    expected = [(name, kind, values[name]) for name, kind in parameters(kernel.source or kernel.name)]
+    actual = [
+        (type(argument), bytes(argument) if isinstance(argument, ctypes.Structure) else argument.value)
+        for argument in launches[0].arguments
     ]
-    assert found == [(kind, value) for _, kind, value in expected]
+    assert actual == [(kind, value) for _, kind, value in expected]
 
 
 def test_arguments_of_prefill_sm90(monkeypatch):
-    """The tensor map of x, the epilogue's arrays and types, the schedule: each where the kernel takes it."""
+    """The tensor map of x, the epilogue's arrays and types and the schedule are where the kernel reads them."""
     launches, encoded = [], []
 
     monkeypatch.setattr(prefill_sm90, "load", lambda *_, **__: None)
@@ -237,10 +237,10 @@ def test_arguments_of_prefill_sm90(monkeypatch):
         p = Problem(qgemm.FORMATS["q4_0"], "a16", m, 4160, 8256, 90, "half", (output,))
         config = prefill_sm90.PREFILL_SM90.ranked(p)[0][0]
         launches.clear()
-        made = prefill_sm90.PrefillLaunch(p, config)
-        if made.workspace_size:
+        prefill = prefill_sm90.PrefillLaunch(p, config)
+        if prefill.workspace_size:
             break
-    made(0, 160, 200, 300, 310, 320)
+    prefill(0, 160, 200, 300, 310, 320)
     assert encoded == [(160, "half", m, 8256, min(m, config.tokens))]
     named = dict(zip((name for name, _ in parameters("prefill_sm90")), launches[0].arguments, strict=True))
     kinds = [kind for _, kind in parameters("prefill_sm90")]
@@ -251,19 +251,19 @@ def test_arguments_of_prefill_sm90(monkeypatch):
     assert [arrays.y, arrays.bias, arrays.residual] == [300, 310, 320]
     assert [types.y, types.bias, types.residual] == [twins.TYPE_CODES[name] for name in output[1:4]]
     tiles, units = config.tiles(m, 65), -(-8256 // config.unit(p.format))
-    wanted = sm90_grid.stream_k_of(made.grid, tiles, units, -(-65 // config.row_blocks))
-    assert bytes(product.stream_k) == bytes(wanted)
+    stream_k = sm90_grid.stream_k_of(prefill.grid, tiles, units, -(-65 // config.row_blocks))
+    assert bytes(product.stream_k) == bytes(stream_k)
 
 
 @pytest.mark.parametrize("x", ["bf16", EIGHT_BITS])
 def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
-    """x prepared, or as it is: then its bytes are in a workspace, behind what CTAs know of each other."""
+    """x is prepared or raw; codes of raw x are in a workspace, after the queue that CTAs share."""
     launches, encoded, module = [], [], prefill_sm90_eight_bits
-    rooms = {sm90_grid.PARTIALS: 400, module.X_WORKSPACE: 4096}
+    workspaces = {sm90_grid.PARTIALS: 400, module.X_WORKSPACE: 4096}
     monkeypatch.setattr(module, "load", lambda *_, **__: None)
     monkeypatch.setattr(launch, "Launch", lambda *args: launches.append(Recorded(*args[:7])) or launches[0])
     monkeypatch.setattr(TensorMap, "encode", lambda self, *box: encoded.append(box))
-    monkeypatch.setattr(module, "address", lambda device, use, nbytes, stream: rooms[use])
+    monkeypatch.setattr(module, "address", lambda device, use, nbytes, stream: workspaces[use])
     m, n, k, output = 300, 4160, 8256, Output(4160, "bfloat16", "float16", "float32")
     p = Problem(qgemm.FORMATS["q4_0"], "a8_g256", m, n, k, 90, x, (output,))
     config = module.ranked(p)[0][0]
@@ -275,8 +275,8 @@ def test_arguments_of_prefill_sm90_eight_bits(x, monkeypatch):
     assert [type(argument) for argument in named.values()] == [kind for _, kind in parameters(module.NAME)]
     arrays = named["epilogue"].arrays
     assert [arrays.y, arrays.bias, arrays.residual] == [300, 310, 320]
-    known = {
+    values = {
         "tiles": 200, "x_scales": codes + rows * columns, "raw_x": raw_x, "x_queue": queue, "workspace": 400,
         "n": n, "k": k, "m": m, "x_rows": rows, "x_type": 0 if x == EIGHT_BITS else twins.TYPE_CODES["bfloat16"],
     }  # fmt: skip
-    assert {name: named[name].value for name in known} == known
+    assert {name: named[name].value for name in values} == values

@@ -16,11 +16,11 @@ import pytest
 import qgemm
 
 FOLDER = Path(os.environ.get("QGEMM_GOLDEN", ""), "llama_quantize")
-FOUND = "QGEMM_GOLDEN" in os.environ and FOLDER.is_dir()
-FILES = json.loads((FOLDER / "llama_small.json").read_text())["files"] if FOUND else {}
+AVAILABLE = "QGEMM_GOLDEN" in os.environ and FOLDER.is_dir()
+FILES = json.loads((FOLDER / "llama_small.json").read_text())["files"] if AVAILABLE else {}
 
 
-@pytest.mark.skipif(not FOUND, reason="QGEMM_GOLDEN names no folder of golden files")
+@pytest.mark.skipif(not AVAILABLE, reason="QGEMM_GOLDEN names no folder of golden files")
 @pytest.mark.compiles
 @pytest.mark.parametrize("kind", FILES)
 def test_every_tensor_of_a_file(kind, tmp_path, monkeypatch):
@@ -29,9 +29,9 @@ def test_every_tensor_of_a_file(kind, tmp_path, monkeypatch):
     importances = FOLDER / "llama_small.imatrix.dat" if imatrix else None
     qgemm.convert(FOLDER / "llama_small.gguf", tmp_path / "y.gguf", name, imatrix=importances)
     with qgemm.open(tmp_path / "y.gguf") as file:
-        made = {name: [w.format.name, hashlib.sha256(w.blocks.tobytes()).hexdigest()] for name, w in file.items()}
+        tensors = {name: [w.format.name, hashlib.sha256(w.blocks.tobytes()).hexdigest()] for name, w in file.items()}
         keys = dict(file.metadata)
-    assert made == FILES[kind]["tensors"]
+    assert tensors == FILES[kind]["tensors"]
     assert set(keys) == set(FILES[kind]["keys"])
     for key, value in FILES[kind]["keys"].items():
         if value is not None and key != "quantize.imatrix.file":  # a path

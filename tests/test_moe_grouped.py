@@ -30,7 +30,7 @@ from qgemm.routing import GATE_OF
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 few = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
-THREADS, SEGMENT = 128, 96  # of the sort: threads are fewer than on a GPU, where 16 warps are slow to emulate
+THREADS, SEGMENT = 128, 96  # the sort's; 16 warps, as on a GPU, are slow to emulate
 CHUNK, POISON = moe_sort.CHUNK, 255
 TOKEN_TILE = np.dtype(TokenTile)
 TILES = (DECODE_TILE, *GROUPED_TOKENS)
@@ -41,18 +41,18 @@ kernel = cache(harness.Kernel)
 
 
 def sorted_on_host(ids, experts, tokens, backwards=False):
-    """counts, token tiles and rows of slots, as the kernel writes them between guards; rows of x come sorted."""
+    """counts, token tiles and the row of each slot, as the kernel writes them; guards and sorted x are checked."""
     slots = ids.size
     counts, rows = device_array(2, np.int32), device_array(slots, np.int32)
     slots_of_x, chunks = (1, 3) if slots % 2 else (2, 33)
-    x, found = (device_array(count * chunks * CHUNK, np.uint8) for count in (slots // slots_of_x, slots))
+    x, sorted_x = (device_array(count * chunks * CHUNK, np.uint8) for count in (slots // slots_of_x, slots))
     x[:] = np.arange(x.size) % 251
     token_tiles = device_array(max_token_tiles(slots, experts, tokens), TOKEN_TILE)
-    rows[:], found[:] = -7, POISON
-    given_ids = device_array(slots, ids.dtype)
-    given_ids[:] = ids.reshape(-1)
+    rows[:], sorted_x[:] = -7, POISON
+    device_ids = device_array(slots, ids.dtype)
+    device_ids[:] = ids.reshape(-1)
     wide = ids.dtype == np.int64
-    all_ = ExpertSort(
+    arguments = ExpertSort(
         slots=slots,
         experts=experts,
         wide_ids=wide,
@@ -63,16 +63,16 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
         slots_of_row=Divisor.by(slots_of_x),
     )
     for name, array in {
-        "ids": given_ids, "counts": counts, "token_tiles": token_tiles, "rows": rows, "x": x, "sorted": found,
+        "ids": device_ids, "counts": counts, "token_tiles": token_tiles, "rows": rows, "x": x, "sorted": sorted_x,
     }.items():  # fmt: skip
-        setattr(all_, name, array.ctypes.data)
-    kernel("moe_sort", None, THREADS=THREADS)(-(-slots // SEGMENT), THREADS, all_, backwards=backwards)
-    for array in (counts, token_tiles, rows, found):
+        setattr(arguments, name, array.ctypes.data)
+    kernel("moe_sort", None, THREADS=THREADS)(-(-slots // SEGMENT), THREADS, arguments, backwards=backwards)
+    for array in (counts, token_tiles, rows, sorted_x):
         check_guards(array)
-    of_x, of_rows = x.reshape(-1, chunks * CHUNK), found.reshape(slots, -1)
-    there = np.flatnonzero(rows >= 0)
-    np.testing.assert_array_equal(of_rows[rows[there]], of_x[there // slots_of_x])
-    assert (of_rows[len(there) :] == POISON).all()
+    x_rows, sorted_rows = x.reshape(-1, chunks * CHUNK), sorted_x.reshape(slots, -1)
+    assigned = np.flatnonzero(rows >= 0)
+    np.testing.assert_array_equal(sorted_rows[rows[assigned]], x_rows[assigned // slots_of_x])
+    assert (sorted_rows[len(assigned) :] == POISON).all()
     return counts, token_tiles[: counts[0]], rows
 
 
@@ -84,7 +84,7 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
 )  # fmt: skip
 @example(np.random.default_rng(0), 129, 1, 16, False, True, "one")
 def test_slots_are_sorted_by_expert_in_their_order(rng, slots, experts, tokens, wide, backwards, kind):
-    """A stable sort, whatever the order of threads; every row in one token tile; ids that are no expert have none."""
+    """The sort is stable in any order of threads; every row is in one token tile; ids of no expert have no row."""
     ids = rng.integers(0, experts, slots).astype(np.int64 if wide else np.int32)
     if kind == "skewed":
         ids[rng.random(slots) < 0.5] = experts - 1
@@ -93,18 +93,18 @@ def test_slots_are_sorted_by_expert_in_their_order(rng, slots, experts, tokens, 
     if kind == "some are none":
         ids[rng.random(slots) < 0.3] = rng.choice([-1, experts, 1 << 30])
     counts, token_tiles, rows = sorted_on_host(ids, experts, tokens, backwards)
-    there = np.flatnonzero((ids >= 0) & (ids < experts))
-    wanted = there[np.argsort(ids[there], kind="stable")]
+    assigned = np.flatnonzero((ids >= 0) & (ids < experts))
+    order = assigned[np.argsort(ids[assigned], kind="stable")]
     places = np.full(slots, -1)
-    places[wanted] = np.arange(len(wanted))
+    places[order] = np.arange(len(order))
     np.testing.assert_array_equal(rows, places)
-    of_tiles = [np.arange(tile["row"], tile["row"] + tile["rows"]) for tile in token_tiles]
-    np.testing.assert_array_equal(np.concatenate([*of_tiles, []]), np.arange(len(wanted)))
+    tile_rows = [np.arange(tile["row"], tile["row"] + tile["rows"]) for tile in token_tiles]
+    np.testing.assert_array_equal(np.concatenate([*tile_rows, []]), np.arange(len(order)))
     assert (token_tiles["rows"] <= tokens).all()
-    assert (ids[wanted[token_tiles["row"]]] == token_tiles["expert"]).all() if len(token_tiles) else counts[1] == 0
+    assert (ids[order[token_tiles["row"]]] == token_tiles["expert"]).all() if len(token_tiles) else counts[1] == 0
     for number, tile in enumerate(token_tiles):
-        mine = token_tiles["expert"] == tile["expert"]
-        assert (tile["first"], tile["count"]) == (np.argmax(mine), mine.sum())
+        same_expert = token_tiles["expert"] == tile["expert"]
+        assert (tile["first"], tile["count"]) == (np.argmax(same_expert), same_expert.sum())
         assert tile["rows"] == tokens or number == tile["first"] + tile["count"] - 1
 
 
@@ -124,7 +124,7 @@ def tiles_library():
 @example([40, 0, 3], 45, 45, 132)
 @example([3, 2, 2], 3, 3, 132)  # fewer units than CTAs
 def test_all_tiles_of_experts_are_multiplied_once(loads, row_tiles, units, ctas):
-    """Each token tile meets each row tile, each unit along K once; CTAs that share a tile agree on who they are."""
+    """Token tiles, row tiles and units along K are combined once each; CTAs that share a tile agree on their peers."""
     listed = np.zeros(sum(loads), TOKEN_TILE)
     starts = np.cumsum([0, *loads])
     for expert, (first, count) in enumerate(zip(starts, loads, strict=False)):
@@ -134,21 +134,21 @@ def test_all_tiles_of_experts_are_multiplied_once(loads, row_tiles, units, ctas)
     if not count:
         return
     sizes = StreamK(ctas=Divisor.by(ctas), work_units=Divisor.by(units), row_tiles=Divisor.by(row_tiles))
-    found = np.zeros((count + 3 * ctas, 7), np.int32)
+    work_items = np.zeros((count + 3 * ctas, 7), np.int32)
     n = tiles_library().grouped(
         listed.ctypes.data_as(ctypes.c_void_p), len(listed), row_tiles, units, ctas, ctypes.byref(sizes),
-        found.ctypes.data_as(ctypes.c_void_p), len(found),
+        work_items.ctypes.data_as(ctypes.c_void_p), len(work_items),
     )  # fmt: skip
-    assert n < len(found)
+    assert n < len(work_items)
     done = np.zeros((len(listed), row_tiles, units), np.int64)
     work = np.zeros(ctas, np.int64)
     sharing = {}
-    for cta, number, row_tile, first, end, first_peer, peers in found[:n]:
+    for cta, number, row_tile, first, end, first_peer, peers in work_items[:n]:
         done[number, row_tile, first:end] += 1
         work[cta] += end - first
         sharing.setdefault((number, row_tile), []).append((cta, first_peer, peers))
     assert (done == 1).all()
-    for parts in sharing.values():  # each that a finalizer waits for has a part
+    for parts in sharing.values():  # every peer that a finalizer waits for has a part
         assert {part[1:] for part in parts} == {(min(parts)[0], len(parts))}
         assert sorted(part[0] for part in parts) == list(range(min(parts)[0], min(parts)[0] + len(parts)))
     shared = count * units >= 4 * ctas
@@ -159,7 +159,7 @@ def test_all_tiles_of_experts_are_multiplied_once(loads, row_tiles, units, ctas)
 
 
 class Product:
-    """Stands for the grouped product: what the kernel makes of the addresses that it gets, in float32."""
+    """Stands for the grouped product: multiplies the arrays at the kernel's addresses in float32."""
 
     def __init__(self, weights):
         self.weights = weights  # [E, n, K] float32 by the address of the first expert's tiles
@@ -173,14 +173,15 @@ class Product:
             x = array(x, (p.m, p.k), kind).astype(np.float32)
             y = array(pointers[6], (p.m, p.n), p.outputs[0].y)
             for tile in array(token_tiles, count, TOKEN_TILE):
-                some = slice(tile["row"], tile["row"] + tile["rows"])
-                made = [
-                    self.product(x[some], int(tile["expert"]), pointers, number, p) for number in range(1 + p.gated)
+                tile_rows = slice(tile["row"], tile["row"] + tile["rows"])
+                outputs = [
+                    self.product(x[tile_rows], int(tile["expert"]), pointers, number, p)
+                    for number in range(1 + p.gated)
                 ]
                 if p.gated:
                     name = p.outputs[0].gate
-                    made = [(function(name, made[0]) * gated_up(name, made[1])).astype(np.float32)]
-                y[some] = made[0].astype(y.dtype)
+                    outputs = [(function(name, outputs[0]) * gated_up(name, outputs[1])).astype(np.float32)]
+                y[tile_rows] = outputs[0].astype(y.dtype)
             assert (array(counts, 2, np.int32) == (count, rows)).all()
 
         call.bound = partial(partial, call)
@@ -191,13 +192,13 @@ class Product:
         assert pointers[2 + number] > pointers[number]
         bias = p.outputs[number].bias
         if bias:
-            at = pointers[4 + number] + expert * p.routed.stride.rows * np.dtype(bias).itemsize
-            y = y + array(at, p.n, bias).astype(np.float32)
+            address = pointers[4 + number] + expert * p.routed.stride.rows * np.dtype(bias).itemsize
+            y = y + array(address, p.n, bias).astype(np.float32)
         return y
 
 
 def array(pointer, shape, dtype):
-    """What lies at an address."""
+    """The array at an address."""
     dtype = float_dtype(dtype) if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     return np.frombuffer((ctypes.c_char * size).from_address(int(pointer)), np.uint8).view(dtype).reshape(shape)
@@ -205,7 +206,7 @@ def array(pointer, shape, dtype):
 
 @pytest.fixture
 def host(monkeypatch):
-    """CuPy over NumPy, small kernels on the host, of a GPU with wgmma on which every call is sorted."""
+    """CuPy on NumPy and small kernels on the host, for a GPU with wgmma on which every call is sorted."""
     install(monkeypatch)
     monkeypatch.setattr(transforms, "load", lambda name, fmt, **template: kernel(name, None, **template))
     monkeypatch.setattr(moe_sort, "Launch", Launch)
@@ -214,14 +215,14 @@ def host(monkeypatch):
     monkeypatch.setattr(moe_sort, "MOE_SORT", sort)
     for module in (experts, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 90, 132))
-    for made in (moe_sort.sort_launch, moe_sort.combine_launch):
-        made.cache_clear()
+    for cached_launch in (moe_sort.sort_launch, moe_sort.combine_launch):
+        cached_launch.cache_clear()
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: 16)
     weights = {}
     monkeypatch.setattr(plan, "launch", Product(weights))
     yield weights
-    for made in (moe_sort.sort_launch, moe_sort.combine_launch):
-        made.cache_clear()
+    for cached_launch in (moe_sort.sort_launch, moe_sort.combine_launch):
+        cached_launch.cache_clear()
 
 
 def dense(w):
@@ -229,7 +230,7 @@ def dense(w):
 
 
 def spoilt(rng, ids, e):
-    """ids of which some are no expert, and where."""
+    """ids with some replaced by numbers of no expert, and the mask of replacements."""
     nobody = rng.random(ids.shape) < 0.1
     ids = ids.copy()
     ids[nobody] = rng.choice([-1, e, 1 << 30])
@@ -240,7 +241,7 @@ def spoilt(rng, ids, e):
 @few
 @given(data=st.data())
 def test_products_come_back_to_their_places(fmt, data, host):
-    """x of one row a token or of one for each of its experts, in several chunks; biases; every type of y."""
+    """x has a row per token or per expert of a token, in several chunks, with biases and every type of y."""
     rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(["float16", "bfloat16"]))
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 40), (1, 4), (1, 6)))
     w = random_experts(fmt, e, data.draw(st.sampled_from([7, 64, 90])), 96, rng)
@@ -255,75 +256,77 @@ def test_products_come_back_to_their_places(fmt, data, host):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped, "MAX_SLOTS", data.draw(st.sampled_from([1 << 17, 20])))
         y = qgemm.moe_matmul(device(x), packed, device(ids), bias=device(bias), dtype=out)
-    known = known_matmul(x.astype(np.float32), w, np.where(nobody, 0, ids), bias, dtype)
-    known.y[nobody] = known.bound[nobody] = 0
+    expected = known_matmul(x.astype(np.float32), w, np.where(nobody, 0, ids), bias, dtype)
+    expected.y[nobody] = expected.bound[nobody] = 0
     assert (y.shape, y.dtype.name) == ((t, top_k, w.shape[1]), out)
     assert not y.get()[nobody].any()
-    assert within(y, known, out)
+    assert within(y, expected, out)
 
 
 @pytest.mark.parametrize("name", GATE_OF)
 @few
 @given(data=st.data())
 def test_a_layer_sums_over_the_experts_of_a_token(name, data, host):
-    """Gate and up as two tensors, and as one; biases of all three; down of another format."""
+    """Gate and up are two tensors or one, all three have biases or none, down may have another format."""
     rng, dtype = data.draw(seeds()), data.draw(st.sampled_from(["float16", "bfloat16"]))
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 40), (1, 4), (4, 6)))
     gate, up = (random_experts(Q4_0, e, 128, 96, rng) for _ in range(2))
     down = random_experts(data.draw(st.sampled_from([Q4_0, Q8_0])), e, 96, 128, rng)
     ids, weights = routed(rng, t, top_k, e)
     x = (rng.standard_normal((t, 96)) / 64).astype(float_dtype(dtype))
-    given_biases = [(rng.standard_normal((e, n)) / 8).astype(np.float32) for n in (128, 128, 96)]
-    biases = [None] * 3 if data.draw(st.booleans()) else given_biases
+    random_biases = [(rng.standard_normal((e, n)) / 8).astype(np.float32) for n in (128, 128, 96)]
+    biases = [None] * 3 if data.draw(st.booleans()) else random_biases
     second = on_device(down)
     host[second.pointer] = dense(down)
     if data.draw(st.booleans()):
         both = on_device(qgemm.Tensor(Q4_0, (e, 256, 96), np.concatenate([gate.blocks, up.blocks], axis=1)))
-        of_both = None if biases[0] is None else np.concatenate(biases[:2], axis=1)
-        gate_up, passed = both, [device(of_both), device(biases[2])]
+        both_biases = None if biases[0] is None else np.concatenate(biases[:2], axis=1)
+        gate_up, passed = both, [device(both_biases), device(biases[2])]
         half = grouped_up(both)
         host[both.pointer], host[half] = dense(gate), dense(up)
     else:
         gate_up, passed = [on_device(gate), on_device(up)], [device(bias) for bias in biases]
         host[gate_up[0].pointer], host[gate_up[1].pointer] = dense(gate), dense(up)
     y = qgemm.moe(device(x), gate_up, second, device(ids), device(weights), name, biases=passed)
-    known = known_layer(
+    expected = known_layer(
         x.astype(np.float32), gate, up, down, ids, weights, GATE_OF[name], biases, dtype, in_float=True
     )  # fmt: skip
-    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]  # of products, before they are added up
-    slack = known.bound + (rounding + 2.0**-16) * rounded_of(gate, up, down, x, ids, weights, name, biases)
-    assert (np.abs(y.get() - known.y) <= slack + 2.0**-24).all()
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]  # products are rounded before they are added up
+    slack = expected.bound + (rounding + 2.0**-16) * rounded_magnitudes(gate, up, down, x, ids, weights, name, biases)
+    assert (np.abs(y.get() - expected.y) <= slack + 2.0**-24).all()
 
 
 def grouped_up(both):
-    """The address of the rows of up, behind those of the gate."""
+    """The address of the rows of up, which follow the rows of the gate."""
     _, n, k = both.shape
     return both.pointer + int(np.prod(experts.tiles.tiles_shape(both.format, n // 2, k)))
 
 
-def rounded_of(gate, up, down, x, ids, weights, name, biases):
-    """The sum of the magnitudes of what is rounded: products of a token times the router's weights."""
-    made = np.zeros((len(ids), down.shape[1]))
+def rounded_magnitudes(gate, up, down, x, ids, weights, name, biases):
+    """The sum of magnitudes of the rounded values, which are products of a token times the router's weights."""
+    magnitudes = np.zeros((len(ids), down.shape[1]))
     x = x.astype(np.float64)
     for t, j in np.ndindex(ids.shape):
         e = ids[t, j]
-        some = [0 if bias is None else bias[e].astype(np.float64) for bias in biases]
-        g, u = (w[e].dequantize().astype(np.float64) @ x[t] + b for w, b in zip((gate, up), some, strict=False))
+        expert_biases = [0 if bias is None else bias[e].astype(np.float64) for bias in biases]
+        g, u = (
+            w[e].dequantize().astype(np.float64) @ x[t] + b for w, b in zip((gate, up), expert_biases, strict=False)
+        )
         middle = function(GATE_OF[name], g) * gated_up(GATE_OF[name], u)
-        made[t] += weights[t, j] * np.abs(down[e].dequantize().astype(np.float64) @ middle)
-    return made
+        magnitudes[t] += weights[t, j] * np.abs(down[e].dequantize().astype(np.float64) @ middle)
+    return magnitudes
 
 
 @pytest.mark.parametrize("sorted_by_expert", [False, True])
 @few
 @given(data=st.data())
 def test_a_later_call_on_other_arrays_goes_the_fast_path(sorted_by_expert, data, host):
-    """The same launches on other pointers, y new or given, four as a graph; else, in any respect, the slow path."""
+    """Other arrays get the same launches, four as a graph, y new or passed; other types or shapes get the slow path."""
     rng = data.draw(seeds())
     gate, up, down = (random_experts(Q4_0, 4, n, k, rng) for n, k in ((128, 96), (128, 96), (96, 128)))
     packed = [on_device(w) for w in (gate, up, down)]
-    for w, one in zip((gate, up, down), packed, strict=True):
-        host[one.pointer] = dense(w)
+    for w, tensor in zip((gate, up, down), packed, strict=True):
+        host[tensor.pointer] = dense(w)
     biases = [device((rng.standard_normal((4, n)) / 8).astype(np.float32)) for n in (128, 128, 96)]
     out = device(np.zeros((5, 96), np.float32)) if data.draw(st.booleans()) else None
 
@@ -348,7 +351,7 @@ def test_a_later_call_on_other_arrays_goes_the_fast_path(sorted_by_expert, data,
         graphs.clear()
         seen.clear()
         fast_path = call(*second)
-        for _ in range(3 if out is not None else 0):  # the second call there binds launches to the pointers
+        for _ in range(3 if out is not None else 0):  # the second call with this out binds launches to the pointers
             out[...] = np.nan
             noted, seen[:] = list(seen), []
             np.testing.assert_array_equal(call(*second).get(), fast_path.get())
@@ -373,7 +376,7 @@ def test_a_later_call_on_other_arrays_goes_the_fast_path(sorted_by_expert, data,
 
 
 class SlowPath(Exception):
-    """A call that was not remembered."""
+    """Raised where a call does not get the fast path."""
 
 
 def refuse(*_):

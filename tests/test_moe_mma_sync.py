@@ -24,8 +24,8 @@ LAYERS = ("q4_0", "swiglu", "float16"), ("q4_k", "swiglu_oai", "bfloat16")
 
 @pytest.fixture(params=[DECODE_TILE, 16])
 def host(request, monkeypatch):
-    """CuPy over NumPy, kernels on the host, of a GPU with mma.sync alone on which every call is sorted: token tiles of
-    moe_decode_tiles and of moe_prefill_sm80.
+    """CuPy on NumPy and kernels on the host, for a GPU with mma.sync alone on which every call is sorted, with token
+    tiles of moe_decode_tiles and of moe_prefill_sm80.
     """
     install(monkeypatch)
     kernel = cache(harness.Kernel)
@@ -39,17 +39,17 @@ def host(request, monkeypatch):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
     monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: request.param)
-    made = moe_sort.sort_launch, moe_sort.combine_launch
-    for function in made:
+    cached_launches = moe_sort.sort_launch, moe_sort.combine_launch
+    for function in cached_launches:
         function.cache_clear()
     yield
-    for function in made:
+    for function in cached_launches:
         function.cache_clear()
 
 
 @pytest.mark.parametrize(("spelled", "name", "dtype"), LAYERS)
 def test_a_layer(spelled, name, dtype, host):
-    """Ragged rows of a tile, an expert with most tokens, one with none, ids of none, biases, weights of any range."""
+    """An expert has most tokens, one has none, some ids name none; tiles are ragged, weights have any range."""
     rng, fmt = np.random.default_rng(1), qgemm.FORMATS[spelled]
     k, f = (96, 192) if fmt.weights < 100 else (256, 256)
     gate, up, down = (random_experts(fmt, 4, *shape, rng) for shape in ((f, k), (f, k), (k, f)))
@@ -59,17 +59,17 @@ def test_a_layer(spelled, name, dtype, host):
     biases = [(rng.standard_normal((4, n)) / 8).astype(np.float32) for n in (f, f, k)]
     packed = [on_device(w) for w in (gate, up, down)]
     for w in packed:
-        w.exponent = 0  # of bounds that tests do not upload
-    given_ids, nobody = ids.copy(), rng.random(ids.shape) < 0.1
-    given_ids[nobody], weights[nobody] = -1, 0
+        w.exponent = 0  # computed from bounds of rows, which tests do not upload
+    passed_ids, nobody = ids.copy(), rng.random(ids.shape) < 0.1
+    passed_ids[nobody], weights[nobody] = -1, 0
     passed = [device(bias) for bias in biases]
-    y = qgemm.moe(device(x), packed[:2], packed[2], device(given_ids), device(weights), name, biases=passed)
+    y = qgemm.moe(device(x), packed[:2], packed[2], device(passed_ids), device(weights), name, biases=passed)
     gating = {"swiglu": "silu"}.get(name, name)
-    known = known_layer(
+    expected = known_layer(
         x.astype(np.float32), gate, up, down, ids, weights, gating, biases, dtype, in_float=True, rounded=dtype
     )  # fmt: skip
-    off = np.abs(y.get() - known.y)
-    assert (off <= known.bound + 2.0**-16 * np.abs(known.y) + 2.0**-24).all()
+    off = np.abs(y.get() - expected.y)
+    assert (off <= expected.bound + 2.0**-16 * np.abs(expected.y) + 2.0**-24).all()
 
 
 def test_a_product_of_rows_of_each_slot(host):
@@ -86,6 +86,6 @@ def test_a_product_of_rows_of_each_slot(host):
 def test_token_tiles_grow_with_the_load():
     q4_0 = qgemm.FORMATS["q4_0"]
     sizes = Size(q4_0, 1536, 2048, True), Size(q4_0, 2048, 768)
-    found = [moe_prefill_sm80.token_tile(sizes, 8 * t, 128, 108, 80) for t in (1, 64, 512, 4096)]
-    assert found == sorted(found)
-    assert (found[0], found[-1]) == (0, 128)
+    tiles = [moe_prefill_sm80.token_tile(sizes, 8 * t, 128, 108, 80) for t in (1, 64, 512, 4096)]
+    assert tiles == sorted(tiles)
+    assert (tiles[0], tiles[-1]) == (0, 128)

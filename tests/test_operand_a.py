@@ -1,4 +1,4 @@
-"""Weights as prefill_sm90 makes them of codes, scales and minimums, by the kernel's own code on the host."""
+"""Weights as prefill_sm90 computes them from codes, scales and minimums, by the kernel's own code on the host."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def factors(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, .
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
     levels = np.ldexp(codes.astype(np.float64).reshape(64, -1) - zero, unit.level)
     per_row = [
-        np.repeat(some.astype(np.float64).reshape(64, -1), fmt.group, axis=1)
-        for some in (scale, np.zeros_like(scale) if minimum is None else minimum)
+        np.repeat(values.astype(np.float64).reshape(64, -1), fmt.group, axis=1)
+        for values in (scale, np.zeros_like(scale) if minimum is None else minimum)
     ]
     return (
         levels,
@@ -84,35 +84,35 @@ def factors(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, .
 @over_formats(EVERY_TILED)
 @settings(max_examples=10)
 @given(seeds(), st.integers(-24, 14))
-@example(np.random.default_rng(0), 14)  # the largest rows, which are made smaller than by half's least number
+@example(np.random.default_rng(0), 14)  # the largest rows, which are scaled down to fit half
 def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, exponent):
-    """Level, scale and minimum are rounded to half once each, and their product and sum once: bit for bit where rows
-    are not made smaller, and otherwise but for what is lost of subnormal halves.
+    """Level, scale and minimum are rounded to half once each, and their product and sum once. Weights agree bit for bit
+    where rows are not scaled down, and elsewhere up to the rounding of subnormal halves.
     """
     blocks = spread(fmt, rng, exponent)
-    found, exponents = operand_a(fmt, "half", blocks)
+    weights, exponents = operand_a(fmt, "half", blocks)
     levels, scale, minimum, expected = factors(fmt, "half", blocks)
     np.testing.assert_array_equal(exponents, expected)
     levels, scale, minimum = (x.astype(np.float16).astype(np.float64) for x in (levels, scale, minimum))
     want = levels * scale + minimum
     assert np.isfinite(want.astype(np.float16)).all()
     same = (exponents <= 0) & (tiles.scale_factors(fmt) in (1, 2))
-    np.testing.assert_array_equal(found[same], want.astype(np.float16)[same])
-    assert (np.abs(found - want) <= np.maximum(np.abs(want) * 2.0**-11, 3 * 2.0**-25)).all()
+    np.testing.assert_array_equal(weights[same], want.astype(np.float16)[same])
+    assert (np.abs(weights - want) <= np.maximum(np.abs(want) * 2.0**-11, 3 * 2.0**-25)).all()
 
 
 @over_formats([FORMATS[name] for name in ("q4_0", "q4_k", "mxfp4", "kbit3")])
 @settings(max_examples=10)
 @given(seeds(), st.integers(-24, 14))
 def test_bf16_weights_are_rounded_once(fmt, rng, exponent):
-    """Bound of products and sums in float32; levels of a codebook are rounded to half before."""
+    """The bound is that of products and sums in float32; levels of a codebook are rounded to half before."""
     blocks = spread(fmt, rng, exponent)
-    found, exponents = operand_a(fmt, "bf16", blocks)
+    weights, exponents = operand_a(fmt, "bf16", blocks)
     levels, scale, minimum, expected = factors(fmt, "bf16", blocks)
     np.testing.assert_array_equal(exponents, expected)
     want = levels.astype(np.float16) * scale + minimum
     lost = 2.0**-8 * np.abs(want) + 2.0**-22 * (np.abs(levels * scale) + np.abs(minimum))
-    assert (np.abs(found - want) <= lost).all()
+    assert (np.abs(weights - want) <= lost).all()
 
 
 @cache
@@ -122,8 +122,8 @@ def quad_scales(fmt: Format):
     return harness.library(unit, codegen.headers(fmt)).quad_scales
 
 
-OF_EACH_KIND = ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit3", "u4z_g128", "u8_g256", "u7_g128_bf16")
-GROUPED = [fmt for fmt in EVERY_TILED if fmt.name in OF_EACH_KIND]
+EVERY_KIND = ("q4_0", "q4_k", "q6_k", "mxfp4", "kbit3", "u4z_g128", "u8_g256", "u7_g128_bf16")
+GROUPED = [fmt for fmt in EVERY_TILED if fmt.name in EVERY_KIND]
 
 
 @over_formats(GROUPED)
@@ -132,7 +132,7 @@ GROUPED = [fmt for fmt in EVERY_TILED if fmt.name in OF_EACH_KIND]
 @settings(max_examples=3)
 @given(seeds())
 def test_lanes_share_the_scales_that_each_would_load(fmt, stage, few_tokens, rng):
-    """Groups of 16 to 256 weights, of x in both types: of each step, whichever warpgroups along K take the stage."""
+    """Scales agree at every step for groups of 16 to 256 weights, both types of x and splits of K by warpgroups."""
     k_blocks = 4 * max(stage, tiles.k_blocks(fmt))
     blocks = spread(fmt, rng, 0)
     along = [tiles.pack(fmt, np.roll(blocks, i, axis=0)) for i in range(k_blocks // tiles.k_blocks(fmt))]
@@ -158,25 +158,27 @@ EIGHT = ("q4_0", "q5_1", "q8_0", "q2_0", "q4_k", "q6_k", "mxfp4", "iq2_xs")  # a
 @settings(max_examples=3)
 @given(seeds(), st.integers(-24, 10))
 def test_weights_become_eight_bits(fmt, rng, exponent):
-    """Of every lane, with the scale of a row and 256 columns; off by half a unit and, with minimums, what 11 bits lose:
-    of the ratio of scales, times codes below 256, of the offset, below 256 units, and of their sum, below 128. Without
-    minimums the ratio is a multiple of 1 / zero: off by half of one, times a level that is at most the zero.
+    """Codes of every lane are off by half a unit of the scale of a row and 256 columns. Minimums add three errors of
+    rounding to 11 bits: the ratio of scales, times codes below 256, the offset, below 256 units, and their sum, below
+    128. Without minimums the ratio is a multiple of 1 / zero: it is off by half of one, times a level up to the zero.
     """
     along = tiles.k_blocks(fmt)
     count = max(8, along)
     blocks = [spread(fmt, rng, exponent) for _ in range(count // along)]
-    known = count - 3 // along * along  # the last stage is not full
-    memory = to_device(np.concatenate([tiles.pack(fmt, some) for some in blocks]))
+    k_blocks = count - 3 // along * along  # the last stage is not full
+    memory = to_device(np.concatenate([tiles.pack(fmt, tile) for tile in blocks]))
     codes, units = device_array((64, count * 4, 4, 4), np.int8), device_array((count // 4, 64), np.float32)
-    eight_bit_scales(fmt)(*map(harness.argument_of, (memory,)), count, known, *map(harness.argument_of, (codes, units)))
-    found = np.empty((64, count * 4, 16), np.int8)
-    found[..., group_activations.ORDER] = codes.reshape(found.shape)
-    k = 64 * known
-    of_rows = np.concatenate(blocks, axis=1)[:, : k // fmt.weights]
-    want = eight_bits(fmt, of_rows, k)
+    eight_bit_scales(fmt)(
+        *map(harness.argument_of, (memory,)), count, k_blocks, *map(harness.argument_of, (codes, units))
+    )
+    ordered = np.empty((64, count * 4, 16), np.int8)
+    ordered[..., group_activations.ORDER] = codes.reshape(ordered.shape)
+    k = 64 * k_blocks
+    row_blocks = np.concatenate(blocks, axis=1)[:, : k // fmt.weights]
+    want = eight_bits(fmt, row_blocks, k)
     np.testing.assert_allclose(units.T, want.scale, rtol=2.0**-22)
     scale = want.scale.repeat(COLUMNS, axis=1)[:, :k].astype(np.float64)
-    off = np.abs(found.reshape(64, -1)[:, :k] * scale - fmt.dequantize(of_rows, np.float64))
-    minimum = fmt.decode_levels(of_rows.reshape(-1)).zeros_as_minimums().minimum
+    off = np.abs(ordered.reshape(64, -1)[:, :k] * scale - fmt.dequantize(row_blocks, np.float64))
+    minimum = fmt.decode_levels(row_blocks.reshape(-1)).zeros_as_minimums().minimum
     lost = 0.5 + 2.0**-10 if minimum is None else (256 + 256 + 128) * 2.0**-11
     assert (off <= (0.5 + lost) * scale).all()

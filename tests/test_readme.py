@@ -1,4 +1,4 @@
-"""README.md and docs/ say what the code does: generated sections, examples, names of files and kernels, links."""
+"""README.md and docs/ match the code: generated sections, examples, names of files and kernels, links."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 DOCUMENTS = [*map(Path, PAGES), *sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))]
 README_LINES, README_COLUMNS = 130, 120
 README_PROGRAM = 8  # lines of the first example
-FOLDERS = ("qgemm", "kernels", "tools", "tests", "docs", ".ci")  # what a path begins with
+FOLDERS = ("qgemm", "kernels", "tools", "tests", "docs", ".ci")  # the first folder of a path
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-SPAN = re.compile(r"`([^`\n]+)`")  # a file of an earlier commit is written as git does, `COMMIT:PATH`: no path
+SPAN = re.compile(r"`([^`\n]+)`")  # `COMMIT:PATH`, a file of an earlier commit, does not count as a path
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 RUN = ["docs/kbit.md", "docs/life-of-a-block.md"]  # documents whose Python blocks are whole programs
 
@@ -40,8 +40,8 @@ def text_of(document) -> str:
 def paths(text: str) -> list[str]:
     """Code spans that begin like a path of this repository; NAME stands for a format, KERNEL for a kernel."""
     words = (word for span in SPAN.findall(FENCE.sub("", text)) for word in span.split())
-    found = (word for word in words if re.match(rf"({'|'.join(map(re.escape, FOLDERS))})/", word))
-    return [path.replace("NAME", "q4_0").replace("KERNEL", "decode") for path in found]
+    candidates = (word for word in words if re.match(rf"({'|'.join(map(re.escape, FOLDERS))})/", word))
+    return [path.replace("NAME", "q4_0").replace("KERNEL", "decode") for path in candidates]
 
 
 def anchors(text: str) -> set[str]:
@@ -66,12 +66,12 @@ def broken_links(document: Path, text: str) -> list[str]:
 
 def unknown_names(text: str) -> list[str]:
     """Dotted names of the package, written as code, that cannot be imported or looked up."""
-    found = (name for span in SPAN.findall(text) for name in re.findall(r"^qgemm(?:\.[a-zA-Z_]\w*)+", span))
-    return [name for name in found if not resolves(name)]
+    names = (name for span in SPAN.findall(text) for name in re.findall(r"^qgemm(?:\.[a-zA-Z_]\w*)+", span))
+    return [name for name in names if not resolves(name)]
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module or lies in one; those of what cannot be imported here count as known."""
+    """Whether a dotted name is a module or lies in one; names in modules that cannot be imported here count."""
     module, attribute, names = qgemm, None, name.split(".")[1:]
     for part in names:
         owner = module if attribute is None else attribute
@@ -106,7 +106,7 @@ def test_a_document_without_its_markers_is_refused():
 
 
 def test_every_public_name_has_an_api_page():
-    """On exactly one page of docs/api/, and in its index."""
+    """A public name is on exactly one page of docs/api/, and in its index."""
     directives = re.findall(
         r"^::: (\S+)$", "\n".join(path.read_text() for path in sorted(API.glob("*.md"))), re.MULTILINE
     )
@@ -117,7 +117,7 @@ def test_every_public_name_has_an_api_page():
 
 
 def test_the_workflow_has_a_job_for_each_step():
-    """Those of .ci/run, in its order; the script has the commands."""
+    """The steps are those of .ci/run, in its order; the script has the commands."""
     steps = subprocess.run([ROOT / ".ci" / "run", "--list"], capture_output=True, text=True, check=True).stdout.split()
     matrix = re.search(r"step: \[(.*)\]", text_of(".github/workflows/ci.yml"))[1].split(", ")
     assert matrix == steps == re.findall(r"^step ([\w-]+) ", text_of(".ci/run"), re.MULTILINE)
@@ -165,7 +165,7 @@ def test_stale_names_are_found():
 
 
 def test_kernel_notes_name_kernels():
-    """The second column of the index: kernels, and each of the GPU; and every page is in the first."""
+    """The second column of the index names every kernel of the GPU, and the first links every page."""
     index = text_of("docs/kernels/README.md")
     rows = [line.split("|")[1:3] for line in index.splitlines() if line.startswith("| [")]
     named = {name for _, kernels in rows for name in SPAN.findall(kernels)}

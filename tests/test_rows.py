@@ -1,4 +1,4 @@
-"""DeviceTensor.rows without a GPU: its launch runs the kernel on the host, of the addresses that it gets."""
+"""DeviceTensor.rows without a GPU: its launch runs the kernel on the host, with the addresses that it gets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import DeviceTensor
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
-DTYPES = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # and what they round by
+DTYPES = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative rounding errors
 
 
 class Launch:
@@ -30,7 +30,7 @@ class Launch:
     def __init__(self, kernel, grid, block, shared, arguments, pointers, count, programmatic):
         assert (shared, count, programmatic) == (0, len(pointers), False)
         self.kernel, self.grid, self.block, self.scalars = kernel, grid, block, arguments[count:]
-        assert all(type(each) is type(argument_of(each.value)) for each in self.scalars)
+        assert all(type(scalar) is type(argument_of(scalar.value)) for scalar in self.scalars)
 
     def __call__(self, stream, *pointers):
         assert stream == 7
@@ -39,13 +39,13 @@ class Launch:
 
 @pytest.fixture
 def host(monkeypatch):
-    """CuPy over NumPy, and kernels on the host."""
+    """CuPy on NumPy, and kernels on the host."""
     cupy_like.install(monkeypatch)
     kernel = cache(harness.Kernel)
     monkeypatch.setattr(libraries, "LIBRARIES", {})
     monkeypatch.setattr(transforms, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     monkeypatch.setattr(rows, "Launch", Launch)
-    monkeypatch.setattr(rows, "gather_launch", rows.gather_launch.__wrapped__)  # keeps nothing for other tests
+    monkeypatch.setattr(rows, "gather_launch", rows.gather_launch.__wrapped__)  # not cached across tests
 
 
 def on_device(w: qgemm.Tensor) -> DeviceTensor:
@@ -57,19 +57,19 @@ def on_device(w: qgemm.Tensor) -> DeviceTensor:
 @given(data=st.data())
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_of_an_index(fmt, data, host):
-    """Of any shape, in any order: the rows as NumPy decodes them, rounded once."""
+    """An index of any shape and order gathers the rows that NumPy decodes, rounded once."""
     rng, dtype = data.draw(seeds()), by_turns(list(DTYPES), fmt, TILED)
     k = fmt.weights * data.draw(st.integers(1, 12 if fmt.weights > 100 else 90))
     w = helpers.random_tensor(fmt, data.draw(st.sampled_from([1, 63, 64, 65, 200])), k, rng)
     shape = data.draw(st.sampled_from([(), (1,), (7,), (3, 2), (0,), (2, 0)]))
     index = rng.integers(0, len(w), shape)
-    found = on_device(w).rows(cupy_like.asarray(index), dtype)
+    gathered = on_device(w).rows(cupy_like.asarray(index), dtype)
     want = w.dequantize()[index]
-    assert (found.shape, found.dtype.name) == ((*shape, k), dtype)
-    assert (np.abs(found.get().astype(np.float32) - want) <= DTYPES[dtype] * np.abs(want) + 2.0**-25).all()
+    assert (gathered.shape, gathered.dtype.name) == ((*shape, k), dtype)
+    assert (np.abs(gathered.get().astype(np.float32) - want) <= DTYPES[dtype] * np.abs(want) + 2.0**-25).all()
 
 
-def test_what_is_no_index_of_rows(host):
+def test_an_unsupported_index_is_refused(host):
     w = on_device(helpers.random_tensor(qgemm.FORMATS["q4_0"], 64, 64, np.random.default_rng(0)))
     index = cupy_like.asarray(np.arange(8))
     elsewhere = cupy_like.asarray(np.arange(8))

@@ -14,17 +14,17 @@ from strategies import over_formats, seeds
 import qgemm
 from qgemm.formats import nvfp4
 
-# TYPE.plain, TYPE.values: bytes of ggml 0.25.3's C code and what it decodes, for x of the other file.
+# TYPE.plain, TYPE.values: bytes of ggml 0.25.3's C code and the values that it decodes, for x of the other file.
 GOLDEN = np.load(DATA / "ggml_small_types.npz")
 X = np.load(DATA / "ggml_encoders.npz")["x"]
 NAMES = ("nvfp4", "q1_0", "q2_0")
-WITHOUT_ORACLE = [qgemm.FORMATS[name] for name in NAMES[1:]]  # the gguf package does not know them
+WITHOUT_ORACLE = [qgemm.FORMATS[name] for name in NAMES[1:]]  # the gguf package lacks them
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_of_ggml(name):
-    made = qgemm.quantize(X, name)
-    wrong = (made.blocks.view(np.uint8).reshape(len(X), -1) != GOLDEN[f"{name}.plain"]).any(axis=1)
+    quantized = qgemm.quantize(X, name)
+    wrong = (quantized.blocks.view(np.uint8).reshape(len(X), -1) != GOLDEN[f"{name}.plain"]).any(axis=1)
     assert not wrong.any(), np.flatnonzero(wrong)
 
 
@@ -53,7 +53,7 @@ def test_one_block_is_like_many(name, data):
 
 @over_formats(WITHOUT_ORACLE)
 def test_any_bytes_decode(fmt):
-    """By the definition: scale times code, weight by weight."""
+    """Each weight is its scale times its code, by the definition."""
     raw = np.random.default_rng(1).integers(0, 256, (50, fmt.block_bytes), np.uint8)
     raw[:, 1] &= 0xBF  # scales below 2
     got = fmt.decode(raw.reshape(-1).view(fmt.dtype))
@@ -79,13 +79,13 @@ def test_a_block_of_another_size_is_refused(fmt, tmp_path):
 
 @given(seeds())
 def test_scales_of_nvfp4(rng):
-    """The nearest; what a byte stands for comes back. Just below the normal numbers ggml has the one below those."""
+    """A value gets the nearest scale, a scale its own byte. Just below the normal numbers ggml has the next lower."""
     halves = nvfp4.SCALES[: nvfp4.MAX_SCALE + 1] * 2
-    known = halves < 256  # ggml writes no other above
-    assert (nvfp4.scales(halves[known]) == np.flatnonzero(known)).all()
+    in_range = halves < 256  # ggml writes no larger scale
+    assert (nvfp4.scales(halves[in_range]) == np.flatnonzero(in_range)).all()
     values = np.append(np.exp2(rng.uniform(-6, 7.9, 500)), rng.uniform(0, 7.5 / 512, 500)).astype(np.float32)
     error = np.abs(halves[nvfp4.scales(values)] - values)
-    assert (error <= np.abs(halves[known][:, None] - values).min(axis=0)).all()
+    assert (error <= np.abs(halves[in_range][:, None] - values).min(axis=0)).all()
     assert (
         nvfp4.scales(np.array([0, 7.75 / 512, 300, 1e30], np.float32)) == [0, 7, nvfp4.MAX_SCALE, nvfp4.MAX_SCALE]
     ).all()

@@ -26,27 +26,30 @@ def rows_of(tensor: qgemm.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "kind"), [case.split(".") for case in GOLDEN if "." in case])
 def test_bytes_of_ggml(name, kind):
-    made = qgemm.quantize(X, name, imatrix=IMATRIX if kind == "imatrix" else None)
-    wrong = (rows_of(made) != GOLDEN[f"{name}.{kind}"]).any(axis=1)
+    quantized = qgemm.quantize(X, name, imatrix=IMATRIX if kind == "imatrix" else None)
+    wrong = (rows_of(quantized) != GOLDEN[f"{name}.{kind}"]).any(axis=1)
     assert not wrong.any(), np.flatnonzero(wrong)
 
 
 @pytest.mark.slow
 @each_k_quant
-@settings(max_examples=15)  # of each type
+@settings(max_examples=15)  # per type
 @given(data=st.data())
 def test_a_super_block_does_not_depend_on_its_neighbours(name, data):
-    """One alone, the last of many, amid some: sums of NumPy run in another order over a single column."""
+    """A block encodes alone as it does among others, although NumPy sums a single column in another order."""
     fmt, rng = qgemm.FORMATS[name], data.draw(seeds())
     count = data.draw(st.sampled_from([1, 2, 65, 512, 513]))
     x = (rng.standard_normal((count, 256)) * np.exp2(rng.integers(-20, 20, (count, 1)))).astype(np.float32)
-    of = rng.uniform(0, 4, x.shape).astype(np.float32)
-    for encode in (fmt.encode, lambda values: fmt.encoding.weighted(values, of[: len(values)])):
+    importance = rng.uniform(0, 4, x.shape).astype(np.float32)
+    for encode in (fmt.encode, lambda values: fmt.encoding.weighted(values, importance[: len(values)])):
         all_at_once = encode(x)
         assert all_at_once[:1].tobytes() == encode(x[:1]).tobytes()
-    one = count - 1
-    assert fmt.encode(x)[one:].tobytes() == fmt.encode(x[one:]).tobytes()
-    assert fmt.encoding.weighted(x, of)[one:].tobytes() == fmt.encoding.weighted(x[one:], of[one:]).tobytes()
+    last = count - 1
+    assert fmt.encode(x)[last:].tobytes() == fmt.encode(x[last:]).tobytes()
+    assert (
+        fmt.encoding.weighted(x, importance)[last:].tobytes()
+        == fmt.encoding.weighted(x[last:], importance[last:]).tobytes()
+    )
 
 
 @each_k_quant
@@ -57,25 +60,25 @@ def test_no_blocks_of_no_values(name):
 
 @each_k_quant
 def test_zeros_and_a_constant(name):
-    """Zeros are exact, what is alike everywhere nearly."""
+    """Zeros are exact, a constant nearly."""
     x = np.zeros((2, 512), np.float32)
     x[1] = -0.75
-    made = qgemm.quantize(x, name).dequantize()
-    assert (made[0] == 0).all()
-    np.testing.assert_allclose(made[1], x[1], rtol=0.04)
+    decoded = qgemm.quantize(x, name).dequantize()
+    assert (decoded[0] == 0).all()
+    np.testing.assert_allclose(decoded[1], x[1], rtol=0.04)
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
+    ("name", "max_error"),
     [("q2_k", 0.35), ("q3_k", 0.2), ("iq4_xs", 0.09), ("q4_k", 0.09), ("q5_k", 0.045), ("q6_k", 0.025)],
 )
-def test_errors_of_normal_weights(name, most):
+def test_errors_of_normal_weights(name, max_error):
     """Relative RMS errors; an importance matrix has less error where it weighs more."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal((32, 1024)).astype(np.float32)
     important = np.where(rng.random(1024) < 0.1, np.float32(100), np.float32(1))
-    plain, weighted = (qgemm.quantize(x, name, imatrix=of).dequantize() - x for of in (None, important))
-    assert np.sqrt((plain**2).mean()) < most
+    plain, weighted = (qgemm.quantize(x, name, imatrix=importance).dequantize() - x for importance in (None, important))
+    assert np.sqrt((plain**2).mean()) < max_error
     assert (weighted[:, important > 1] ** 2).mean() < (plain[:, important > 1] ** 2).mean()
 
 
@@ -90,15 +93,15 @@ def test_packing_is_undone(rng):
 
 @pytest.mark.parametrize("name", ["q4_0", "q5_1", "iq4_nl", *K_QUANTS])
 def test_an_importance_matrix_of_rows(name):
-    """[K] for all rows, or one of its own for each."""
+    """An importance matrix is [K] for all rows, or has the shape of x."""
     rng = np.random.default_rng(6)
-    x, of = rng.standard_normal((2, 3, 512)).astype(np.float32), rng.uniform(0, 2, (2, 3, 512))
-    alike = qgemm.quantize(x, name, imatrix=of[0, 0])
-    own = qgemm.quantize(x, name, imatrix=of)
+    x, importance = rng.standard_normal((2, 3, 512)).astype(np.float32), rng.uniform(0, 2, (2, 3, 512))
+    alike = qgemm.quantize(x, name, imatrix=importance[0, 0])
+    own = qgemm.quantize(x, name, imatrix=importance)
     assert alike.blocks[0, 0].tobytes() == own.blocks[0, 0].tobytes()
     assert alike.blocks[1].tobytes() != own.blocks[1].tobytes()
-    assert qgemm.quantize(x[1, 2], name, imatrix=of[1, 2]).blocks.tobytes() == own.blocks[1, 2].tobytes()
-    assert qgemm.quantize(x[:0], name, imatrix=of[0, 0]).shape == (0, 3, 512)
+    assert qgemm.quantize(x[1, 2], name, imatrix=importance[1, 2]).blocks.tobytes() == own.blocks[1, 2].tobytes()
+    assert qgemm.quantize(x[:0], name, imatrix=importance[0, 0]).shape == (0, 3, 512)
 
 
 def test_what_an_importance_matrix_must_be():

@@ -24,7 +24,7 @@ FORMAT = qgemm.FORMATS["q4_0"]
 
 
 def compile_kernel(kernel):
-    """A kernel of q4_0 in its first template, by NVRTC for the oldest GPU that it takes."""
+    """A kernel of q4_0 in its first template, by NVRTC for the oldest GPU that it supports."""
     sm = 90 if kernel == "prefill_sm90" else 80
     template = next(template for name, template in routes.variants(FORMAT, sm) if name == kernel)
     arch = {80: "sm_80", 90: "sm_90a"}[sm]
@@ -40,35 +40,35 @@ def assert_epilogue():
 
 
 def assert_division():
-    """Divisor of the host, divide() of the device."""
+    """Divisor of the host and divide() of the device agree."""
     library = harness.library(f'#include "{harness.FOLDER / "schedule.cpp"}"', codegen.headers())
     for number, by in ((6, 3), (1000, 7), (2**31 - 1, 132)):
         assert library.divide(ctypes.byref(Divisor.by(by)), number) == number // by
 
 
 def assert_activations():
-    """Blocks of NumPy, in the order of the weights' codes, as the device decodes them; and as it quantizes."""
+    """The device decodes NumPy's blocks, in the order of the weights' codes, and quantizes x to the same values."""
     x = helpers.normal(2, 64, seed=4)
     quantized = qgemm.quantize_activations(x)
-    expected, found = quantized.dequantize(), harness.device_array((2, 64), np.float32)
+    expected, decoded = quantized.dequantize(), harness.device_array((2, 64), np.float32)
     for name, source, types in (
         ("dequantize_activations", in_k_blocks(quantized.blocks), {}),
         ("round_activations", x, {"In": "float"}),
     ):
-        harness.Kernel(name, Out="float", **types)((2, 1), 128, harness.to_device(source), found, 64, 2)
-        assert (found == expected).all()
+        harness.Kernel(name, Out="float", **types)((2, 1), 128, harness.to_device(source), decoded, 64, 2)
+        assert (decoded == expected).all()
 
 
 def assert_a8():
-    """Integer dots, in the unit of the activations."""
+    """Integer dot products are in the unit of the activations."""
     w, x, _, _ = products.problem(FORMAT, 1)
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
     helpers.assert_a8_formula(products.run_decode(FORMAT, "decode_a8", Q8_1, blocks, w, 1), x, w)
 
 
-SWAPPED = ("int cluster_split_k; u32 units_per_cta;", "u32 units_per_cta; int cluster_split_k;")  # of StreamK
+SWAPPED = ("int cluster_split_k; u32 units_per_cta;", "u32 units_per_cta; int cluster_split_k;")  # fields of StreamK
 LIES = (
-    # file                truth                      lie                         what notices it
+    # file                truth                      lie                         check that fails
     ("gemm/sm80/a16.cuh",      "In[K_BLOCK + 8]",         "In[K_BLOCK + 16]",         "prefill_sm80"),
     ("gemm/sm80/reduce.cuh",   "[Config::EPI_TOKENS][",   "[2 * Config::EPI_TOKENS][", "prefill_sm80"),
     ("host.cuh",          *SWAPPED,                                              "prefill_sm90"),

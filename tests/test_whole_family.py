@@ -1,4 +1,4 @@
-"""All 240 group formats, where other tests take twelve that stand for them: pytest -m family."""
+"""All 240 group formats, of which other tests use twelve: pytest -m family."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_quantizing_is_a_projection(fmt):
 @each_of_the_family
 @pytest.mark.skipif(bool(native.reason()), reason=f"no compiled code: {native.reason()}")
 def test_products_on_the_cpu(fmt, monkeypatch):
-    """By compiled code and by NumPy, a16 and a8."""
+    """Compiled code and NumPy stay within the bounds of a16 and a8."""
     w, x = random_tensor(fmt, 20, 512, np.random.default_rng(2)), normal(3, 512)
     blocks = qgemm.quantize_activations(x)
     bound = 4 * a16_bound(x.astype(np.float64), magnitudes(fmt, w.blocks))
-    want, of_a8 = a8_exact(blocks.blocks, fmt, w.blocks)
+    want, a8_bound = a8_exact(blocks.blocks, fmt, w.blocks)
     for compiled in (False, True):
         if compiled:
             monkeypatch.delenv("QGEMM_CPU")
         assert excess(qgemm.matmul(x, w).astype(np.float64), exact(x, w), bound) <= 1
-        assert excess(qgemm.matmul(blocks, w).astype(np.float64), want, 2 * of_a8) <= 1
+        assert excess(qgemm.matmul(blocks, w).astype(np.float64), want, 2 * a8_bound) <= 1
 
 
 @each_of_the_family
@@ -56,14 +56,14 @@ def test_lanes(fmt):
     rows = levels.codes.reshape(64, -1).astype(np.float32) - (fmt.zero or 0)
     split = rows.reshape(4, 2, 8, -1, 4, 2, 4, 2)  # m16 r g k_block step far t e
     expected = split.transpose(3, 0, 2, 6, 4, 5, 1, 7).reshape(-1, 4, 32, 4, 4, 2)
-    found = device_array(expected.shape, "f4")
-    Lanes(fmt).call("levels", 4, to_device(tiles), found)
-    np.testing.assert_array_equal(found, expected)
+    actual = device_array(expected.shape, "f4")
+    Lanes(fmt).call("levels", 4, to_device(tiles), actual)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @each_of_the_family
 def test_a_kernel_of_each_kind_compiles(fmt):
-    """For the tuned architecture; products of few tokens spill nothing."""
+    """Kernels compile for the tuned architecture, and products of few tokens spill nothing."""
     kernels = dict(routes.variants(fmt, 90))
     for name in ("decode", "decode_a8", "pack"):
         source = codegen.compose(routes.source_of(name), fmt, **kernels[name])
