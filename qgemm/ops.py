@@ -231,8 +231,9 @@ def quantize(
     An array on a CUDA device (CuPy, torch) is quantized there, a matrix into a DeviceTensor that is ready for products,
     to kbit formats values of any shape into Planes.
 
-    Raises QuantizeError for NaN, infinity or a scale beyond float16 (E4M4), naming the block; UnsupportedError if
-    the format is unknown, has no encoder, no codebook to replace, or K is not a multiple of its block; CodebookError
+    Raises QuantizeError for NaN, infinity or a scale beyond float16 (E4M4), naming the block; ShapeError if
+    K is not a multiple of its block; UnsupportedError if the format is unknown, has no encoder or no codebook to
+    replace; CodebookError
     for a codebook of another length or not of finite numbers; TypeError for other dtypes.
     """
     fmt = format_named(format, to_write=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from operator import index
 
-from .errors import UnsupportedError
+from .errors import ShapeError
 
 ROWS = 64  # rows of W in a tile of a GPU: shares of other sizes would be padded there
 
@@ -24,6 +24,6 @@ def shares(size: int, step: int, world: int, who: str = "an axis") -> list[slice
     steps = -(-size // step)
     if steps < world:
         limit = f"at most {steps} shares" if steps > 1 else "no shares"
-        raise UnsupportedError(f"{who} of {size} cut in multiples of {step} gives {limit}, not {world}")
+        raise ShapeError(f"{who} of {size} cut in multiples of {step} gives {limit}, not {world}")
     ends = [min(size, steps * rank // world * step) for rank in range(world + 1)]
     return [slice(*pair) for pair in pairwise(ends)]

@@ -13,7 +13,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
 from .backend import backend
-from .errors import ShapeError, UnsupportedError
+from .errors import ShapeError
 from .formats import format_named
 from .packed import Packed
 from .sharding import ROWS, shares
@@ -131,7 +131,7 @@ class Tensor(Packed):
         unit = self.format.weights if axis == self.ndim - 1 else ROWS if axis == self.ndim - 2 else 1
         step = unit if multiple is None else multiple
         if axis == self.ndim - 1 and step % unit:
-            raise UnsupportedError(f"{self!r}: columns cut in multiples of {step} would cut blocks of {unit}")
+            raise ShapeError(f"{self!r}: columns cut in multiples of {step} would cut blocks of {unit}")
         return shares(self.shape[axis], step, world, f"{self!r}: axis {axis}")
 
     def shard(self, rank: int, world: int, axis: int, multiple: int | None = None) -> Tensor:

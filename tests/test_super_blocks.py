@@ -106,7 +106,7 @@ def test_an_importance_matrix_of_rows(name):
 
 def test_what_an_importance_matrix_must_be():
     x = np.ones((2, 256), np.float32)
-    with pytest.raises(qgemm.UnsupportedError, match=r"imatrix has shape \(255,\), x of shape \(2, 256\) needs"):
+    with pytest.raises(qgemm.ShapeError, match=r"imatrix has shape \(255,\), x of shape \(2, 256\) needs"):
         qgemm.quantize(x, "q4_k", imatrix=np.ones(255))
     for bad in (-1, np.nan, np.inf):
         with pytest.raises(qgemm.UnsupportedError, match="negative or not finite"):

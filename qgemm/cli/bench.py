@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         kinds = [kind for kind in args.activations or ACTIVATIONS if multiplies(kind, case.w.format)]
         try:
             rows += measure(case, kinds, args.m, repeats)
-        except (UnsupportedError, RuntimeError) as error:
+        except (QgemmError, RuntimeError) as error:
             failures.append(f"{case.name} {case.w.format} {case.w.shape}: {error}")
     if not rows and not failures:
         raise QgemmError("no matrix can be multiplied with these activations")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from qgemm.errors import QuantizeError, UnsupportedError
+from qgemm.errors import QuantizeError, ShapeError, UnsupportedError
 from qgemm.parallel import for_slices
 
 from .compiled import compilable
@@ -202,7 +202,7 @@ class Format:
     def blocks_in(self, k: int, who: str = "") -> int:
         """Blocks in a row of k weights; ValueError if k is not a multiple of the block."""
         if k % self.weights:
-            raise UnsupportedError(f"{self}: row length {k} is not a multiple of {self.weights}{who and f' ({who})'}")
+            raise ShapeError(f"{self}: row length {k} is not a multiple of {self.weights}{who and f' ({who})'}")
         return k // self.weights
 
     def quantize(self, x: NDArray[Any]) -> Blocks:
@@ -217,7 +217,7 @@ class Format:
             raise UnsupportedError(f"{self} is encoded with an importance matrix alone; give imatrix")
         x = floats(x)
         if x.ndim == 0:
-            raise UnsupportedError(f"{self}: a scalar has no rows to quantize")
+            raise ShapeError(f"{self}: a scalar has no rows to quantize")
         count = self.blocks_in(x.shape[-1])
         width = x.shape[-1] if self.encoding.whole_rows else self.weights  # weights encoded together
         values = x.reshape(-1, width) if x.size else x.reshape(0, width)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.parallel import for_slices
 
 from .compiled import compilable
@@ -66,7 +66,7 @@ def check_importance(shape: tuple[int, ...], imatrix_shape: tuple[int, ...], fin
     """
     if not shape or imatrix_shape not in (shape[-1:], shape):
         fitting = " or ".join({str(shape[-1:]): None, str(shape): None})
-        raise UnsupportedError(f"imatrix has shape {imatrix_shape}, x of shape {shape} needs {fitting}")
+        raise ShapeError(f"imatrix has shape {imatrix_shape}, x of shape {shape} needs {fitting}")
     if not fine:
         raise UnsupportedError("imatrix has values that are negative or not finite")
 

@@ -9,7 +9,7 @@ import numpy as np
 from qgemm.arrays import as_cupy, on_cuda, stream_of
 from qgemm.codec.format import Format
 from qgemm.codec.search import check_importance
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 
 from . import upload
 from .kernels.transforms import (
@@ -40,7 +40,7 @@ def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
     with stream_of(x):
         array = as_cupy(x)
         if array.ndim != 2:
-            raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got an array of shape {array.shape}")
+            raise ShapeError(f"only a matrix (N, K) is packed into tiles, got an array of shape {array.shape}")
         values = array if array.dtype.name in C_TYPES else array.astype(np.float32)
         count = fmt.blocks_in(array.shape[1])
         weights = None if importance is None else _importance(array.shape, importance)

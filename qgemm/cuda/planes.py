@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike
 
 from qgemm.arrays import as_cupy, stream_of
 from qgemm.codec.format import Format, float_dtype
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.formats.kbit import WEIGHTS
 from qgemm.tensor import Tensor
 
@@ -61,7 +61,7 @@ class Planes:
     def to_device(self) -> DeviceTensor:
         """Pack a matrix into device tiles, for products; lossless, and these parts are not needed any more."""
         if len(self.shape) != 2:
-            raise UnsupportedError(f"only a matrix (N, K) is packed into tiles, got {self!r}")
+            raise ShapeError(f"only a matrix (N, K) is packed into tiles, got {self!r}")
         with self.planes.device:
             packed = upload.pack(self.format, self.blocks(), *self.absmax.shape)
             return DeviceTensor(self.format, self.shape, *packed, self.name)

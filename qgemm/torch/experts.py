@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from qgemm.codec.format import Format
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.experts import moe
 from qgemm.packed import Packed
 from qgemm.routing import GATE_OF, layer_of
@@ -40,7 +40,7 @@ class PackedExperts(PackedModule):
     def _complete(self, bias: Any) -> None:
         self.num_experts = self._shape[0]
         if bias is not None and tuple(bias.shape) != self._shape[:2]:
-            raise UnsupportedError(f"bias has shape {list(bias.shape)}, experts {self._shape} need {self._shape[:2]}")
+            raise ShapeError(f"bias has shape {list(bias.shape)}, experts {self._shape} need {self._shape[:2]}")
         if bias is not None and not isinstance(bias, torch.nn.Parameter):
             bias = torch.nn.Parameter(bias, requires_grad=False)
         self.register_parameter("bias", bias)

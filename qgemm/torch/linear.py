@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from qgemm.arguments import check_activation
 from qgemm.codec.format import Format
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 
 from .gradients import Product, differentiated
@@ -34,7 +34,7 @@ class LoRA(torch.nn.Module):
         """Parameters are used directly, so that they can be shared; other tensors become trainable parameters."""
         super().__init__()
         if A.dim() != 2 or B.dim() != 2 or A.shape[0] != B.shape[1]:
-            raise UnsupportedError(f"LoRA is A [rank, K] and B [N, rank], got A {list(A.shape)} and B {list(B.shape)}")
+            raise ShapeError(f"LoRA is A [rank, K] and B [N, rank], got A {list(A.shape)} and B {list(B.shape)}")
         self.A, self.B = (m if isinstance(m, torch.nn.Parameter) else torch.nn.Parameter(m) for m in (A, B))
         self.scale = scale
 
@@ -82,7 +82,7 @@ class QLinear(ViewedModule):
 
     def _complete(self, bias: Any, activation: str) -> None:
         if bias is not None and tuple(bias.shape) != (self.out_features,):
-            raise UnsupportedError(f"bias has shape {list(bias.shape)}, {self._shape} needs [{self.out_features}]")
+            raise ShapeError(f"bias has shape {list(bias.shape)}, {self._shape} needs [{self.out_features}]")
         if bias is not None and not isinstance(bias, torch.nn.Parameter):
             bias = torch.nn.Parameter(bias, requires_grad=False)
         self.register_parameter("bias", bias)
@@ -114,7 +114,7 @@ class QLinear(ViewedModule):
         """
         needs = f"{self!r} needs A [rank, {self.in_features}] and B [{self.out_features}, rank]"
         if A.dim() != 2 or B.dim() != 2 or (B.shape[0], A.shape[1]) != self._shape:
-            raise UnsupportedError(f"{needs}, got A {list(A.shape)} and B {list(B.shape)}")
+            raise ShapeError(f"{needs}, got A {list(A.shape)} and B {list(B.shape)}")
         if name in self._modules.get("lora", ()):
             raise UnsupportedError(f"there is a LoRA {name!r} already; remove_lora({name!r}) takes it away")
         added = LoRA(A, B, scale)

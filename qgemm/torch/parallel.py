@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
@@ -83,7 +83,7 @@ class ParallelLinear(QLinear):
     def _bias(cls, bias: Any, tensor: Tensor, part: slice) -> Any:
         """This rank's part of the whole layer's bias."""
         if bias is not None and tuple(bias.shape) != tensor.shape[:1]:
-            raise UnsupportedError(f"bias has shape {list(bias.shape)}, {tensor!r} needs [{tensor.shape[0]}]")
+            raise ShapeError(f"bias has shape {list(bias.shape)}, {tensor!r} needs [{tensor.shape[0]}]")
         return bias
 
     @property
@@ -140,7 +140,7 @@ class RowParallelLinear(ParallelLinear):
     def _linear(self, x: Any) -> Any:
         bias, widths = self._parameters["bias"], self.widths
         if x.dim() == 0 or x.shape[-1] != (sum(widths) if self.whole else self.in_features):
-            raise UnsupportedError(f"x has shape {list(x.shape)}, {self!r}")
+            raise ShapeError(f"x has shape {list(x.shape)}, {self!r}")
         if traced(x):
             x = x[..., self.parts[self.group.rank]] if self.whole else x
             y = traced_linear(x, self.weight, None, self._format, *self._shape, self.activation, False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
@@ -60,7 +60,7 @@ class ParallelExperts(QExperts):
             if not isinstance(tensor, Tensor) or tensor.ndim != 3:
                 raise UnsupportedError(f"experts are cut on the host, as Tensors (E, N, K); got {tensor!r}")
             if tensor.shape[0] != total:
-                raise UnsupportedError(f"gate has {total} experts, got {tensor!r}")
+                raise ShapeError(f"gate has {total} experts, got {tensor!r}")
             shards.append(tensor.shard(group.rank, group.world, 0))
             part = tensor.shares(group.world, 0)[group.rank]
         gate, up, down = shards

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from qgemm.arguments import check_activation
-from qgemm.errors import UnsupportedError
+from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.files.gguf.reader import GGUFFile, open
 from qgemm.files.paths import PathLike, shown_path
 from qgemm.tensor import Tensor
@@ -161,7 +161,7 @@ def _check(plan: Plan) -> None:
     if isinstance(tensor, View) and isinstance(module, torch.nn.Embedding):
         raise UnsupportedError(f"{label} is a view of packed weights, of which a table gives no rows")
     if tensor.shape != tuple(module.weight.shape):
-        raise UnsupportedError(f"{label} has another shape")
+        raise ShapeError(f"{label} has another shape")
     if tensor.format.levels is None:
         raise UnsupportedError(f"{label} is of a format without a decoder")
     file_shape(tensor.format, tensor.shape)
@@ -172,7 +172,7 @@ def _check(plan: Plan) -> None:
     if bias is not None and module.bias is None:
         raise UnsupportedError(f"{label}: the file has {bias!r}, the layer takes no bias")
     if bias is not None and bias.shape != tuple(module.bias.shape):
-        raise UnsupportedError(f"{label}: its bias is {bias!r}, the layer's has shape {tuple(module.bias.shape)}")
+        raise ShapeError(f"{label}: its bias is {bias!r}, the layer's has shape {tuple(module.bias.shape)}")
     if bias is None and module.bias is not None and module.bias.is_meta:
         raise UnsupportedError(f"{label}: the layer's bias is on the device meta, and the file has none for it")
 

@@ -155,15 +155,13 @@ def test_errors_name_what_came_and_what_fits():
             qgemm.quantize(cp.ones((1, 256)), fmt)
     with pytest.raises(qgemm.UnsupportedError, match="Q4_0 has no encoder on a GPU for an importance matrix"):
         qgemm.quantize(cp.ones((1, 32)), "q4_0", imatrix=np.ones(32))
-    with pytest.raises(
-        qgemm.UnsupportedError, match=r"imatrix has shape \(32,\), x of shape \(2, 256\) needs \(256,\)"
-    ):
+    with pytest.raises(qgemm.ShapeError, match=r"imatrix has shape \(32,\), x of shape \(2, 256\) needs \(256,\)"):
         qgemm.quantize(cp.ones((2, 256)), "q4_k", imatrix=np.ones(32))
     with pytest.raises(qgemm.UnsupportedError, match="negative or not finite"):
         qgemm.quantize(cp.ones((2, 256)), "q4_k", imatrix=cp.full(256, -1.0))
-    with pytest.raises(qgemm.UnsupportedError, match="row length 33"):
+    with pytest.raises(qgemm.ShapeError, match="row length 33"):
         qgemm.quantize(cp.ones((1, 33)), "q4_0")
-    with pytest.raises(qgemm.UnsupportedError, match=r"only a matrix .* shape \(2, 2, 32\)"):
+    with pytest.raises(qgemm.ShapeError, match=r"only a matrix .* shape \(2, 2, 32\)"):
         qgemm.quantize(cp.ones((2, 2, 32)), "q4_0")
     with pytest.raises(TypeError, match="int64"):
         qgemm.quantize(cp.ones((2, 32), np.int64), "q4_0")

@@ -102,7 +102,7 @@ def test_what_is_refused():
     with pytest.raises(qgemm.UnsupportedError, match="activation is"):
         QExperts(E, K, F, FORMATS, "relu")
     tensors = module.gate.packed, module.up.packed, module.down.packed
-    with pytest.raises(qgemm.UnsupportedError, match="bias has shape"):
+    with pytest.raises(qgemm.ShapeError, match="bias has shape"):
         QExperts.from_tensors(*tensors, [torch.zeros(E, 3), None, None])
     with pytest.raises(qgemm.ShapeError, match="are no layer"):
         QExperts.from_tensors(module.gate.packed, module.up.packed, module.gate.packed)

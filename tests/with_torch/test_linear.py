@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_named():
         layer(torch.tensor(1.0))
     with pytest.raises(TypeError, match="int64"):
         layer(torch.ones(3, 128, dtype=torch.int64))
-    with pytest.raises(qgemm.UnsupportedError, match=r"bias has shape \[3\].*needs \[40\]"):
+    with pytest.raises(qgemm.ShapeError, match=r"bias has shape \[3\].*needs \[40\]"):
         QLinear.from_tensor(w, normal(3))
     with pytest.raises(qgemm.UnsupportedError, match="activation is 'a16', 'a8', 'a8_g256' or 'e4m3_g256', got 'a4'"):
         QLinear.from_tensor(w, activation="a4")
@@ -352,14 +352,14 @@ def test_what_does_not_fit_is_named():
         QLinear.from_tensor(qgemm.quantize(np.ones((2, 3, 64)), "q4_0"))
     with pytest.raises(qgemm.UnsupportedError, match=r"I8.*no decoder"):
         QLinear.from_tensor(qgemm.Tensor(GGML_TYPES[24], (3, 64), np.zeros((3, 64), np.int8)))
-    with pytest.raises(qgemm.UnsupportedError, match="Q4_0: row length 100 is not a multiple of 32"):
+    with pytest.raises(qgemm.ShapeError, match="Q4_0: row length 100 is not a multiple of 32"):
         QLinear(100, 5, "q4_0")
     with pytest.raises(qgemm.UnsupportedError, match="there is no format 'q4_9'"):
         QLinear(64, 5, "q4_9")
     for a, b in ((normal(2, 64), normal(40, 2)), (normal(2, 128), normal(41, 2)), (normal(128), normal(40, 2))):
         with pytest.raises(qgemm.UnsupportedError, match=r"needs A \[rank, 128\] and B \[40, rank\], got"):
             layer.add_lora(a, b)
-    with pytest.raises(qgemm.UnsupportedError, match=r"LoRA is A \[rank, K\] and B \[N, rank\], got"):
+    with pytest.raises(qgemm.ShapeError, match=r"LoRA is A \[rank, K\] and B \[N, rank\], got"):
         LoRA(normal(2, 128), normal(40, 3))
 
 
