@@ -8,12 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .arguments import Array
 from .errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import cupy
 
 DL_CUDA = 2  # kDLCUDA, a device type of the DLPack protocol
 
@@ -100,7 +104,7 @@ def _unmasked(x: NDArray[Any], who: str) -> NDArray[Any]:
     return x
 
 
-def as_cupy(x: Any, who: str = "x") -> Any:
+def as_cupy(x: Array, who: str = "x") -> cupy.ndarray:
     """A CUDA array [..., K] of floats as a CuPy array over the same memory; TypeError for a scalar or other dtypes.
 
     A tensor that requires grad is detached, as on the host.
@@ -122,7 +126,7 @@ def check_floats(dtype: np.dtype[Any], shape: tuple[int, ...], who: str = "x") -
         raise TypeError(f"{who}: expected {floats}, got {dtype} of shape {shape}")
 
 
-def like(x: Any, y: Any, bfloat16: bool = False) -> Any:
+def like(x: object, y: Array, bfloat16: bool = False) -> Any:
     """y (NumPy or CuPy) as an array of x's library, without a copy where the library takes DLPack.
 
     bfloat16: whether torch rounds y, float32, to bfloat16: see `rounds_itself`.
@@ -137,7 +141,7 @@ def like(x: Any, y: Any, bfloat16: bool = False) -> Any:
     return (x.__array_namespace__() if hasattr(x, "__array_namespace__") else package).from_dlpack(y)
 
 
-def rounds_itself(x: Any, name: str) -> bool:
+def rounds_itself(x: object, name: str) -> bool:
     """Whether a host y of this type is float32 to NumPy, and bfloat16 by x's library: torch needs no ml_dtypes."""
     return name == "bfloat16" and torch_of(x) is not None
 

@@ -9,13 +9,14 @@ from numpy.typing import DTypeLike
 
 from .arguments import Activation
 from .backend import PRODUCTS, backend_for
+from .packed import Packed
 from .placement import misplaced
 from .routing import Function, layer_of
 
 
 def moe_matmul(
     x: Any,
-    w: Any,
+    w: Packed,
     ids: Any,
     activation: Activation | None = None,
     *,
@@ -41,8 +42,8 @@ def moe_matmul(
 
 def moe(
     x: Any,
-    gate_up: Any,
-    down: Any,
+    gate_up: Packed | Sequence[Packed],
+    down: Packed,
     ids: Any,
     weights: Any,
     activation: Function = "swiglu",

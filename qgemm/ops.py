@@ -15,8 +15,10 @@ from .arguments import (
     KINDS,
     NO_EPILOGUE,
     Activation,
+    Array,
     Epilogue,
     Gated,
+    PreparedActivations,
     check_activation,
     epilogues,
     unknown_activation,
@@ -27,6 +29,7 @@ from .codec.search import searched
 from .errors import UnsupportedError
 from .formats import FORMATS, format_named, written
 from .gating import Gate, check_gate
+from .packed import Packed
 from .placement import backend_of, check_together, misplaced
 from .tensor import Tensor
 from .views import View, gated_apart
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from .cuda.tensor import DeviceTensor
 
 HostArray = NDArray[Any] | Tensor
+Values = Array | ArrayLike  # arrays of any library, and lists of numbers
+Operand = Values | Tensor | PreparedActivations  # x of a product
 FloatName = Literal["float16", "float32", "float64", "bfloat16"]
 Float = TypeVar("Float", np.float16, np.float32, np.float64)
 Out = TypeVar("Out")
@@ -44,30 +49,30 @@ Out = TypeVar("Out")
 @overload
 def matmul(
     x: HostArray, w: Tensor, activation: Activation | None = None, *,
-    bias: Any = None, residual: Any = None, out: None = None, dtype: None = None,
+    bias: Values | None = None, residual: Values | None = None, out: None = None, dtype: None = None,
 ) -> NDArray[np.float32]: ...  # fmt: skip
 @overload
 def matmul(
     x: HostArray, w: Tensor, activation: Activation | None = None, *,
-    bias: Any = None, residual: Any = None, out: None = None, dtype: type[Float] | np.dtype[Float],
+    bias: Values | None = None, residual: Values | None = None, out: None = None, dtype: type[Float] | np.dtype[Float],
 ) -> NDArray[Float]: ...  # fmt: skip
 @overload
 def matmul(
     x: HostArray, w: Tensor, activation: Activation | None = None, *,
-    bias: Any = None, residual: Any = None, out: None = None, dtype: FloatName,
+    bias: Values | None = None, residual: Values | None = None, out: None = None, dtype: FloatName,
 ) -> NDArray[Any]: ...  # fmt: skip
 @overload
 def matmul(
-    x: Any, w: Any, activation: Activation | None = None, *,
-    bias: Any = None, residual: Any = None, out: None = None, dtype: Any = None,
+    x: Operand, w: Packed, activation: Activation | None = None, *,
+    bias: Values | None = None, residual: Values | None = None, out: None = None, dtype: Any = None,
 ) -> Any: ...  # fmt: skip
 @overload
 def matmul(
-    x: Any, w: Any, activation: Activation | None = None, *,
-    bias: Any = None, residual: Any = None, out: Out, dtype: Any = None,
+    x: Operand, w: Packed, activation: Activation | None = None, *,
+    bias: Values | None = None, residual: Values | None = None, out: Out, dtype: Any = None,
 ) -> Out: ...  # fmt: skip
 def matmul(
-    x: Any, w: Any, activation: Activation | None = None, *,
+    x: Any, w: Packed, activation: Activation | None = None, *,
     bias: Any = None, residual: Any = None, out: Any = None, dtype: Any = None,
 ) -> Any:  # fmt: skip
     """Multiply activations by packed weights: y [..., N] = x [..., K] @ w [N, K].T + bias + residual.
@@ -101,7 +106,7 @@ def matmul(
 
 def matmul_many(
     x: Any,
-    weights: Sequence[Any],
+    weights: Sequence[Packed],
     activation: Activation | None = None,
     *,
     biases: Sequence[Any] | None = None,
@@ -133,8 +138,8 @@ def matmul_many(
 
 def gated(
     x: Any,
-    gate: Any,
-    up: Any,
+    gate: Packed,
+    up: Packed,
     function: Gate = "silu",
     activation: Activation | None = None,
     *,
@@ -206,7 +211,7 @@ def quantize(
 ) -> Tensor: ...  # fmt: skip
 @overload
 def quantize(
-    x: Any, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None,
+    x: Values, format: Format | str, *, codebook: ArrayLike | None = None, absmax: str | None = None,
     imatrix: ArrayLike | None = None,
 ) -> Tensor | DeviceTensor | Planes: ...  # fmt: skip
 def quantize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -24,6 +24,9 @@ from .gating import gated_by
 from .packed import Packed, multiplied
 from .placement import misplaced, prepared_for
 from .tensor import Tensor
+
+if TYPE_CHECKING:
+    import cupy
 
 
 class View(Packed, ABC):
@@ -69,7 +72,7 @@ class Reordered(View):
     columns: [K], where column j of the packed matrix stands in W; int32, on a GPU a CuPy array.
     """
 
-    def __init__(self, tensor: Any, columns: Any) -> None:
+    def __init__(self, tensor: Any, columns: NDArray[np.int32] | cupy.ndarray) -> None:
         super().__init__(tensor)
         self.columns = columns
         self._torch: Any = None  # the columns as a tensor of torch, made at first use
@@ -126,7 +129,7 @@ class Scaled(View):
     factor: a number, or [N] float32. divides: whether it divides.
     """
 
-    def __init__(self, tensor: Any, factor: Any, divides: bool = False) -> None:
+    def __init__(self, tensor: Any, factor: float | NDArray[np.float32] | cupy.ndarray, divides: bool = False) -> None:
         super().__init__(tensor)
         self.factor, self.divides = factor, divides
 
@@ -213,7 +216,7 @@ def _no_experts(w: View) -> UnsupportedError:
     return UnsupportedError(f"{w!r} is a view of packed weights, which matmul, matmul_many and gated alone take")
 
 
-def _beside(y: Any, added: Any) -> Any:
+def _beside(y: Any, added: Array) -> Any:
     """A bias or residual as float32, of y's library and on y's device."""
     torch = torch_of(y)
     if torch is not None:

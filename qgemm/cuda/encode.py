@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from qgemm.arguments import Array
 from qgemm.arrays import as_cupy, on_cuda, stream_of
 from qgemm.codec.format import Format
 from qgemm.codec.search import check_importance
@@ -26,10 +28,13 @@ from .kernels.transforms import (
 from .problem import C_TYPES, c_type, gpu
 from .tensor import DeviceTensor
 
+if TYPE_CHECKING:
+    import cupy
+
 CTAS = 8  # CTAs of an SM, which draw work items of blocks until none is left
 
 
-def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
+def quantize(x: Array, fmt: Format, importance: ArrayLike | None = None) -> DeviceTensor:
     """`qgemm.quantize` for x [N, K] on a CUDA device: packed from blocks that equal those of the CPU.
 
     importance: [K] or [N, K], on the host or on the device.
@@ -50,7 +55,7 @@ def quantize(x: Any, fmt: Format, importance: Any = None) -> DeviceTensor:
         return DeviceTensor(fmt, array.shape, *upload.pack(fmt, blocks, len(array), count))
 
 
-def _importance(shape: tuple[int, ...], importance: Any) -> Any:
+def _importance(shape: tuple[int, ...], importance: Any) -> cupy.ndarray:
     """An importance of values of this shape as contiguous float32 on the current device, once it is checked."""
     import cupy
 
@@ -60,7 +65,9 @@ def _importance(shape: tuple[int, ...], importance: Any) -> Any:
     return weights
 
 
-def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple[Any, Any]:
+def encode(
+    values: cupy.ndarray, kind: str, fmt: Format, importance: cupy.ndarray | None = None
+) -> tuple[cupy.ndarray, cupy.ndarray]:
     """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
 
     importance: float32, for all values, or for a whole number of blocks and then repeated. Both results are bytes on
@@ -92,14 +99,14 @@ def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple
     return blocks, checks
 
 
-def _as_float32(values: Any, kind: str) -> Any:
+def _as_float32(values: cupy.ndarray, kind: str) -> cupy.ndarray:
     """Values of a type that kernels call `kind` as float32; bf16 comes as its bits where CuPy has no such type."""
     if kind == "bf16" and values.dtype.itemsize == 2 and values.dtype.kind in "uV":
         return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)
 
 
-def _aligned(values: Any) -> Any:
+def _aligned(values: cupy.ndarray) -> cupy.ndarray:
     """The array, or a copy of a view, so that kernels can read 16 bytes at a time."""
     return values.copy() if values.data.ptr % 16 else values
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from qgemm.arguments import Array
 from qgemm.arrays import as_cupy, stream_of
 from qgemm.codec.format import Format, float_dtype
 from qgemm.errors import ShapeError, UnsupportedError
@@ -17,6 +19,9 @@ from . import upload
 from .kernels.transforms import DEQUANTIZE_CODEBOOK, PLANES_THREADS, QUANTIZE_CODEBOOK, encodes_planes
 from .problem import C_TYPES, c_type
 from .tensor import DeviceTensor
+
+if TYPE_CHECKING:
+    import cupy
 
 CTAS = 16  # CTAs of an SM; more than it holds, so that none waits for the last
 QUANTIZED, DECODED = 32, 8  # values of a thread at a time
@@ -29,7 +34,9 @@ class Planes:
     plane b being bit b of the code of weight j. `to_device` packs a matrix for products.
     """
 
-    def __init__(self, format: Format, shape: tuple[int, ...], absmax: Any, planes: Any, name: str = "") -> None:
+    def __init__(
+        self, format: Format, shape: tuple[int, ...], absmax: cupy.ndarray, planes: cupy.ndarray, name: str = ""
+    ) -> None:
         self.format, self.shape, self.absmax, self.planes, self.name = format, shape, absmax, planes, name
 
     @classmethod
@@ -47,7 +54,7 @@ class Planes:
         """Bytes on the device."""
         return int(self.absmax.nbytes + self.planes.nbytes)
 
-    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+    def dequantize(self, dtype: DTypeLike = np.float32) -> cupy.ndarray:
         """The weights as a new CuPy array [..., N, K], bit for bit as `Tensor.dequantize` gives them."""
         import cupy
 
@@ -72,7 +79,7 @@ class Planes:
         blocks["absmax"], blocks["planes"] = self.absmax.get(), self.planes.get()
         return Tensor(self.format, self.shape, blocks, self.name)
 
-    def blocks(self) -> Any:
+    def blocks(self) -> cupy.ndarray:
         """The bytes of the blocks as they lie in a Tensor, in whole chunks of 16, as a new CuPy array."""
         import cupy
 
@@ -91,7 +98,7 @@ class Planes:
         return f"<Planes{name} {self.format} {' x '.join(map(str, self.shape))} on {on}>"
 
 
-def quantize(x: Any, fmt: Format) -> Planes:
+def quantize(x: Array, fmt: Format) -> Planes:
     """`qgemm.quantize` for x [..., K] on a CUDA device: byte for byte as on the CPU, errors included."""
     import cupy
 
@@ -109,7 +116,9 @@ def quantize(x: Any, fmt: Format) -> Planes:
         return Planes(fmt, values.shape, absmax, planes)
 
 
-def launch_quantize(fmt: Format, values: Any, absmax: Any, planes: Any, refused: Any) -> None:
+def launch_quantize(
+    fmt: Format, values: cupy.ndarray, absmax: cupy.ndarray, planes: cupy.ndarray, refused: cupy.ndarray
+) -> None:
     """Quantize contiguous values into the parts of their blocks, on the current stream."""
     if values.data.ptr % 16:  # a view into an array: the kernel reads 16 bytes at a time
         values = values.copy()
@@ -117,7 +126,7 @@ def launch_quantize(fmt: Format, values: Any, absmax: Any, planes: Any, refused:
     _launch(kernel, QUANTIZED, values, absmax, planes, refused, np.int64(absmax.size))
 
 
-def launch_dequantize(fmt: Format, values: Any, absmax: Any, planes: Any) -> None:
+def launch_dequantize(fmt: Format, values: cupy.ndarray, absmax: cupy.ndarray, planes: cupy.ndarray) -> None:
     """Decode the parts of blocks into contiguous values, on the current stream."""
     kernel = DEQUANTIZE_CODEBOOK.load(fmt, Out=c_type(values.dtype))
     _launch(kernel, DECODED, absmax, planes, values, np.int64(absmax.size))
@@ -129,7 +138,7 @@ def check(fmt: Format) -> None:
         raise UnsupportedError(f"{fmt} has no encoder on a GPU, the kbit formats have one; quantize on the host")
 
 
-def _launch(kernel: Any, values: int, *arguments: Any) -> None:
+def _launch(kernel: Callable[..., None], values: int, *arguments: Any) -> None:
     import cupy
 
     blocks = int(arguments[-1])

@@ -6,8 +6,9 @@ one chunk is on its way, the next is read from the file.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from qgemm.codec.format import Blocks, Format
 
 from .kernels.transforms import PACK, UNPACK
 from .layout import tile as tiles
+
+if TYPE_CHECKING:
+    import cupy
 
 STAGING_BYTES = 4 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
 
@@ -30,14 +34,14 @@ class Stage:
         self.device = cupy.empty(-(-size // 16) * 16, np.uint8)  # the kernels work in chunks of 16 bytes
         self.done = cupy.cuda.Event(disable_timing=True)
 
-    def send(self, part: NDArray[np.uint8], stream: Any) -> None:
+    def send(self, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
         """Gather rows of bytes here, once the chunk before is done, and begin to send them to the device."""
         self.done.synchronize()
         self.host[: part.size].reshape(part.shape)[...] = part
         self.device.data.copy_from_host_async(self.host.ctypes.data, part.size, stream)
 
 
-def upload(fmt: Format, blocks: Blocks, memory: Any = None) -> tuple[Any, Any]:
+def upload(fmt: Format, blocks: Blocks, memory: cupy.ndarray | None = None) -> tuple[cupy.ndarray, cupy.ndarray]:
     """Blocks [N, K / weights] -> tiles on the current device as bytes [row_blocks, tiles along K, bytes of a tile].
 
     Also `tiles.row_absmax` of the blocks, which follow on the tiles in memory. Returns once everything is there:
@@ -78,7 +82,7 @@ def byte_rows(blocks: Blocks) -> NDArray[np.uint8]:
     )
 
 
-def pack(fmt: Format, raw: Any, n: int, count: int) -> tuple[Any, Any]:
+def pack(fmt: Format, raw: cupy.ndarray, n: int, count: int) -> tuple[cupy.ndarray, cupy.ndarray]:
     """Pack n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
     import cupy
 
@@ -95,7 +99,9 @@ def tiles_nbytes(fmt: Format, n: int, k: int) -> int:
     return prod(shape) + 4 * shape[0] * tiles.ROWS
 
 
-def empty_tiles(fmt: Format, n: int, count: int, memory: Any = None) -> tuple[Any, Any]:
+def empty_tiles(
+    fmt: Format, n: int, count: int, memory: cupy.ndarray | None = None
+) -> tuple[cupy.ndarray, cupy.ndarray]:
     """Memory for the tiles of n rows of `count` blocks, then zeros for bounds of all rows of the row_blocks."""
     import cupy
 
@@ -108,7 +114,7 @@ def empty_tiles(fmt: Format, n: int, count: int, memory: Any = None) -> tuple[An
     return memory[:size].reshape(shape), row_absmax
 
 
-def download(fmt: Format, data: Any, shape: tuple[int, int]) -> Blocks:
+def download(fmt: Format, data: cupy.ndarray, shape: tuple[int, int]) -> Blocks:
     """Tiles of a matrix [N, K] on the device -> its blocks [N, K / weights]."""
     import cupy
 
@@ -133,7 +139,15 @@ def row_blocks_of(fmt: Format, count: int) -> int:
     return max(1, STAGING_BYTES // (tiles.ROWS * count * fmt.block_bytes))
 
 
-def launch(kernel: Any, fmt: Format, source: Any, target: Any, more: tuple[Any, ...], rows: int, count: int) -> None:
+def launch(
+    kernel: Callable[..., None],
+    fmt: Format,
+    source: cupy.ndarray,
+    target: cupy.ndarray,
+    more: tuple[Any, ...],
+    rows: int,
+    count: int,
+) -> None:
     """Reorder rows of `count` blocks, one CTA a panel of a row_block, on the current stream."""
     along = -(-count * fmt.weights // tiles.columns(fmt))
     panels = -(-rows // tiles.ROWS) * -(-along // tiles.panel_tiles(fmt))

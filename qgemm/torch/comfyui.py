@@ -12,7 +12,8 @@ weight (DoRA, differences, parts of it), and weights on another device than x, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ NAMES = {"GGMLOps", "GGMLTensor", "dequantize_tensor"}  # names in its module `o
 TILES_NDIM = 1  # axes of a weight's bytes if they are GPU tiles
 
 
-def patch(ops: Any = None) -> Patched:
+def patch(ops: ModuleType | None = None) -> Patched:
     """Make layers of ComfyUI-GGUF multiply by packed weights, on the CPU and on a GPU.
 
     ops: its module `ops`; by default that of every imported copy, ImportError if there is none. The result has
@@ -49,8 +50,8 @@ def patch(ops: Any = None) -> Patched:
     return patched
 
 
-def _forward(original: Any) -> Any:
-    def forward_ggml_cast_weights(self: Any, input: Any) -> Any:
+def _forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def forward_ggml_cast_weights(self: Any, input: torch.Tensor) -> torch.Tensor:
         layer = _layer(self, input)
         if layer is None:
             return original(self, input)
@@ -59,11 +60,14 @@ def _forward(original: Any) -> Any:
             self.weight.data = layer.weight.data
         return y
 
-    return torch.compiler.disable(forward_ggml_cast_weights)  # the compiler cannot trace its tensor class
+    # The compiler cannot trace the tensor class of ComfyUI-GGUF.
+    return torch.compiler.disable(forward_ggml_cast_weights)  # type: ignore[no-any-return]
 
 
-def _decoder(original: Any) -> Any:
-    def dequantize_tensor(tensor: Any, dtype: Any = None, dequant_dtype: Any = None) -> Any:
+def _decoder(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def dequantize_tensor(
+        tensor: torch.Tensor, dtype: torch.dtype | None = None, dequant_dtype: torch.dtype | str | None = None
+    ) -> torch.Tensor:
         shape = getattr(tensor, "tensor_shape", None)
         if shape is None or tensor.dim() != TILES_NDIM or len(shape) != 2:
             return original(tensor, dtype, dequant_dtype)
@@ -83,13 +87,13 @@ class CachedLayer(NamedTuple):
     bias: Any
     patches: list[Any]
 
-    def is_current(self, weight: Any, bias: Any, patches: list[Any]) -> bool:
+    def is_current(self, weight: torch.Tensor, bias: torch.Tensor | None, patches: list[Any]) -> bool:
         """Whether the layer still corresponds to this weight, bias and patches."""
         same = self.bias is bias and self.layer.weight.data_ptr() == weight.data_ptr()
         return same and list(map(id, self.patches)) == list(map(id, patches))
 
 
-def _layer(module: Any, x: Any) -> QLinear | None:
+def _layer(module: torch.nn.Module, x: torch.Tensor) -> QLinear | None:
     """The QLinear of a module; None if it has none for this x.
 
     It is cached with the module's weight until weight, bias or patches change.
@@ -115,7 +119,7 @@ def _layer(module: Any, x: Any) -> QLinear | None:
     return layer
 
 
-def _multiplies(fmt: Format, shape: tuple[int, ...], weight: Any) -> bool:
+def _multiplies(fmt: Format, shape: tuple[int, ...], weight: torch.Tensor) -> bool:
     """Whether the bytes are a matrix, with rows of whole blocks, in a format with products on its device."""
     if len(shape) != 2 or fmt.levels is None or shape[1] % fmt.weights:
         return False
@@ -125,17 +129,17 @@ def _multiplies(fmt: Format, shape: tuple[int, ...], weight: Any) -> bool:
     return weight.device.type in ("cpu", "cuda") and tuple(weight.size()) == size
 
 
-def _plain(tensor: Any) -> Any:
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as a plain torch.Tensor over the same memory, without ComfyUI-GGUF's class."""
     return tensor.as_subclass(torch.Tensor)
 
 
-def _entries(tensor: Any) -> list[Any]:
+def _entries(tensor: torch.Tensor | None) -> list[Any]:
     """ComfyUI's patches of a tensor: (strength, contents, strength of the model, part, function)."""
     return [entry for entries, _ in getattr(tensor, "patches", ()) for entry in entries]
 
 
-def _loras(entries: Iterable[Any], shape: tuple[int, ...], x: Any) -> list[tuple[Any, Any, float]] | None:
+def _loras(entries: Iterable[Any], shape: tuple[int, ...], x: torch.Tensor) -> list[tuple[Any, Any, float]] | None:
     """A, B and the scale of each LoRA, in the dtype of x; None if there are other patches."""
     loras = []
     for strength, contents, *others in entries:

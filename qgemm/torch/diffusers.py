@@ -38,7 +38,7 @@ def patch() -> Patched:
     """
     original = GGUFQuantizer._process_model_after_weight_loading
 
-    def loaded(self: Any, model: Any, **kwargs: Any) -> Any:
+    def loaded(self: Any, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         model = original(self, model, **kwargs)
         _replace(model)
         return model
@@ -48,7 +48,7 @@ def patch() -> Patched:
     return patched
 
 
-def _replace(model: Any) -> None:
+def _replace(model: torch.nn.Module) -> None:
     """Replace each GGUFLinear of a model; UnsupportedError for a type without a decoder."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -63,7 +63,7 @@ class PackedLinear(QLinear, utils.GGUFLinear):
     source_cls: Any
 
     @classmethod
-    def from_gguf_linear(cls, layer: Any) -> PackedLinear:
+    def from_gguf_linear(cls, layer: utils.GGUFLinear) -> PackedLinear:
         """The same layer over the same memory."""
         fmt = GGML_TYPES[layer.weight.quant_type]
         if fmt.levels is None:
@@ -86,7 +86,7 @@ class GGUFParameter(utils.GGUFParameter):
         """The Tensor or DeviceTensor over them."""
         return packed_of(self, GGML_TYPES[self.quant_type].name, self.quant_shape)
 
-    def as_tensor(self) -> Any:
+    def as_tensor(self) -> torch.Tensor:
         """The bytes in the file's layout [N, bytes per row], a plain tensor on their device, for diffusers' decoder."""
         if self.dim() == 2:
             return super().as_tensor()

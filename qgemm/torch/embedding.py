@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -33,14 +33,14 @@ class QEmbedding(PackedModule):
         embedding_dim: int,
         format: Format | str,
         padding_idx: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """A table of zeros, for a state dict, which also sets the format. dtype: of the output, torch's default."""
         super().__init__((num_embeddings, embedding_dim), format, device)
         self._complete(padding_idx, dtype)
 
-    def _complete(self, padding_idx: int | None, dtype: Any) -> None:
+    def _complete(self, padding_idx: int | None, dtype: torch.dtype | None) -> None:
         n = self.num_embeddings
         if padding_idx is not None and not -n <= padding_idx < n:
             raise UnsupportedError(f"padding_idx is {padding_idx}, the table has rows 0 to {n - 1}")
@@ -48,12 +48,16 @@ class QEmbedding(PackedModule):
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
 
     @classmethod
-    def from_tensor(cls, tensor: Packed, padding_idx: int | None = None, dtype: Any = None) -> QEmbedding:
+    def from_tensor(
+        cls, tensor: Packed, padding_idx: int | None = None, dtype: torch.dtype | None = None
+    ) -> QEmbedding:
         """A table over the memory of a qgemm.Tensor [rows, K], which may be in a mapped file, or of a DeviceTensor."""
         return cls._sharing(tensor, None, padding_idx, dtype)
 
     @classmethod
-    def _sharing(cls, tensor: Packed, weight: Any, padding_idx: int | None, dtype: Any) -> QEmbedding:
+    def _sharing(
+        cls, tensor: Packed, weight: torch.nn.Parameter | None, padding_idx: int | None, dtype: torch.dtype | None
+    ) -> QEmbedding:
         """`from_tensor`, with an existing parameter that holds the tensor's bytes, or None."""
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
@@ -61,7 +65,7 @@ class QEmbedding(PackedModule):
         layer._complete(padding_idx, dtype)
         return layer
 
-    def forward(self, index: Any) -> Any:
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
         """index [...] -> rows [..., embedding_dim]."""
         if index.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"an index is int32 or int64, got {index.dtype}")
@@ -69,7 +73,7 @@ class QEmbedding(PackedModule):
             return traced_embedding(index, self.weight, self._format, *self._shape, self.dtype)
         return selected(self.packed, self._parameters["weight"], index, self.dtype)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> QEmbedding:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QEmbedding:
         """Convert like torch; `.half()` and similar calls change the output's dtype."""
         super()._apply(fn, recurse)
         dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype

@@ -30,14 +30,14 @@ class PackedExperts(PackedModule):
     num_experts: int
 
     def __init__(
-        self, shape: tuple[int, int, int], format: Format | str, bias: bool = False, device: Any = None,
-        dtype: Any = None,
+        self, shape: tuple[int, int, int], format: Format | str, bias: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         """Experts of zero bytes [E, N, K], for a state dict. dtype: of the bias."""
         super().__init__(shape, format, device)
         self._complete(torch.zeros(shape[:2], device=device, dtype=dtype) if bias else None)
 
-    def _complete(self, bias: Any) -> None:
+    def _complete(self, bias: torch.Tensor | None) -> None:
         self.num_experts = self._shape[0]
         if bias is not None and tuple(bias.shape) != self._shape[:2]:
             raise ShapeError(f"bias has shape {list(bias.shape)}, experts {self._shape} need {self._shape[:2]}")
@@ -46,7 +46,7 @@ class PackedExperts(PackedModule):
         self.register_parameter("bias", bias)
 
     @classmethod
-    def from_tensor(cls, tensor: Packed, bias: Any = None) -> PackedExperts:
+    def from_tensor(cls, tensor: Packed, bias: torch.Tensor | None = None) -> PackedExperts:
         """Experts over the memory of a qgemm.Tensor [E, N, K] or of DeviceExperts."""
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
@@ -54,7 +54,7 @@ class PackedExperts(PackedModule):
         layer._complete(bias)
         return layer
 
-    def dequantize(self, dtype: Any = torch.float32) -> Any:
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights as a new tensor [E, N, K] on their device."""
         packed, device = self.packed, self.weight.device
         weights = torch.empty(self._shape, dtype=dtype, device=device)
@@ -78,7 +78,8 @@ class QExperts(torch.nn.Module):
 
     def __init__(
         self, experts: int, hidden: int, intermediate: int, formats: Sequence[Format | str],
-        activation: str = "swiglu", bias: bool = False, device: Any = None, dtype: Any = None,
+        activation: str = "swiglu", bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         """A layer of zeros, for a state dict. formats: of gate, up and down."""
         super().__init__()
@@ -116,7 +117,9 @@ class QExperts(torch.nn.Module):
         """E."""
         return self.gate.num_experts
 
-    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
         """x [T, K], ids [T, top_k] of experts, the router's weights [T, top_k] -> y [T, K]."""
         x, parts = hidden_states, self.parts
         device = x.device.type

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 from weakref import ref
 
 import torch
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as traceable
 
 from qgemm.errors import RankError, UnsupportedError
+
+Ranks: TypeAlias = "dist.ProcessGroup | dist.device_mesh.DeviceMesh"  # a string: torch may be built without distributed
 
 
 class Group:
@@ -47,7 +49,7 @@ class Group:
         self.world: int = dist.get_world_size(group)
 
     @property
-    def process_group(self) -> Any:
+    def process_group(self) -> dist.ProcessGroup:
         """torch's process group; UnsupportedError after it was destroyed."""
         group = self._process_group()
         if group is None:
@@ -55,7 +57,7 @@ class Group:
         return group
 
     @classmethod
-    def wrap(cls, group: Any, timeout: timedelta | None = None) -> Group:
+    def wrap(cls, group: Group | Ranks | None, timeout: timedelta | None = None) -> Group:
         """The Group itself, or one over torch's group."""
         return group if isinstance(group, Group) else cls(group, timeout)
 
@@ -87,12 +89,12 @@ class Group:
 
     # ---------------------------------------------------------------- collectives of tensors
 
-    def sum(self, y: Any) -> Any:
+    def sum(self, y: torch.Tensor) -> torch.Tensor:
         """The sum of y over the ranks, in place; y is contiguous. All ranks get the same bits."""
         dist.all_reduce(y, group=self.process_group)
         return y
 
-    def joined(self, y: Any, widths: list[int]) -> Any:
+    def joined(self, y: torch.Tensor, widths: list[int]) -> torch.Tensor:
         """y [..., widths[rank]] of all ranks concatenated, [..., sum(widths)], as a new tensor."""
         padded = y.new_zeros((*y.shape[:-1], max(widths)))
         padded[..., : y.shape[-1]] = y
@@ -100,17 +102,17 @@ class Group:
         dist.all_gather(parts, padded, group=self.process_group)
         return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], -1)
 
-    def traced_sum(self, y: Any) -> Any:
+    def traced_sum(self, y: torch.Tensor) -> torch.Tensor:
         """`sum` in a traced graph, as a new tensor."""
         return traceable.wait_tensor(traceable.all_reduce(y, "sum", self.process_group))
 
-    def traced_joined(self, y: Any, widths: list[int]) -> Any:
+    def traced_joined(self, y: torch.Tensor, widths: list[int]) -> torch.Tensor:
         """`joined` in a traced graph."""
         padded = torch.nn.functional.pad(y, (0, max(widths) - y.shape[-1])).unsqueeze(0).contiguous()
         parts = traceable.wait_tensor(traceable.all_gather_tensor(padded, 0, self.process_group))
         return torch.cat([parts[rank, ..., :width] for rank, width in enumerate(widths)], -1)
 
-    def __deepcopy__(self, memo: Any) -> Group:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self
 
     def __reduce__(self) -> NoReturn:
@@ -132,11 +134,11 @@ class Summed(torch.autograd.Function):
     """The sum of one part per rank, on all ranks; its gradient is that of each part."""
 
     @staticmethod
-    def forward(ctx: Any, y: Any, group: Group) -> Any:
+    def forward(ctx: torch.autograd.function.FunctionCtx, y: torch.Tensor, group: Group) -> torch.Tensor:
         return group.sum(y.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, None]:
         return grad, None
 
 
@@ -144,12 +146,12 @@ class Shared(torch.autograd.Function):
     """x, which all ranks have, as input of layers that each compute a share; its gradients are summed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, group: Group) -> Any:
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, group: Group) -> torch.Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, None]:
         return ctx.group.sum(grad.clone(memory_format=torch.contiguous_format)), None
 
 
@@ -157,12 +159,14 @@ class Joined(torch.autograd.Function):
     """`Group.joined`; each rank takes its part of the gradient, which all ranks have."""
 
     @staticmethod
-    def forward(ctx: Any, y: Any, group: Group, widths: list[int]) -> Any:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, y: torch.Tensor, group: Group, widths: list[int]
+    ) -> torch.Tensor:
         ctx.rank, ctx.widths = group.rank, widths
         return group.joined(y, widths)
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, None, None]:
         return grad.split(ctx.widths, -1)[ctx.rank], None, None
 
 
@@ -170,10 +174,12 @@ class Part(torch.autograd.Function):
     """A rank's part of the columns of x, which all ranks have; gradients are joined."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, group: Group, widths: list[int]) -> Any:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, group: Group, widths: list[int]
+    ) -> torch.Tensor:
         ctx.group, ctx.widths = group, widths
         return x.split(widths, -1)[group.rank].clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Any) -> tuple[Any, None, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, None, None]:
         return ctx.group.joined(grad, ctx.widths), None, None

@@ -19,7 +19,7 @@ from .views import BUFFERS, ViewedModule
 autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; called per forward
 
 
-def cast_by_autocast(x: Any) -> Any:
+def cast_by_autocast(x: torch.Tensor) -> torch.Tensor:
     """x in autocast's type for its device, or unchanged."""
     device = x.device.type
     if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -30,7 +30,7 @@ def cast_by_autocast(x: Any) -> Any:
 class LoRA(torch.nn.Module):
     """scale * (x @ A.T) @ B.T, with parameters A [rank, K] and B [N, rank], which may be trained."""
 
-    def __init__(self, A: Any, B: Any, scale: float = 1.0) -> None:
+    def __init__(self, A: torch.Tensor, B: torch.Tensor, scale: float = 1.0) -> None:
         """Parameters are used directly, so that they can be shared; other tensors become trainable parameters."""
         super().__init__()
         if A.dim() != 2 or B.dim() != 2 or A.shape[0] != B.shape[1]:
@@ -38,7 +38,7 @@ class LoRA(torch.nn.Module):
         self.A, self.B = (m if isinstance(m, torch.nn.Parameter) else torch.nn.Parameter(m) for m in (A, B))
         self.scale = scale
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N] in x's dtype, computed in A's."""
         y = functional.linear(functional.linear(x.to(self.A.dtype), self.A), self.B) * self.scale
         return y.to(x.dtype)
@@ -72,15 +72,15 @@ class QLinear(ViewedModule):
         format: Format | str,
         bias: bool = True,
         activation: str = "a16",
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """A layer of zeros, for a state dict, which also sets the format. dtype: of the bias."""
         super().__init__((out_features, in_features), format, device)
         empty = torch.zeros(out_features, device=device, dtype=dtype) if bias else None
         self._complete(empty, activation)
 
-    def _complete(self, bias: Any, activation: str) -> None:
+    def _complete(self, bias: torch.Tensor | None, activation: str) -> None:
         if bias is not None and tuple(bias.shape) != (self.out_features,):
             raise ShapeError(f"bias has shape {list(bias.shape)}, {self._shape} needs [{self.out_features}]")
         if bias is not None and not isinstance(bias, torch.nn.Parameter):
@@ -91,7 +91,7 @@ class QLinear(ViewedModule):
             raise UnsupportedError(f"{self.format} has no integer codes for activation {self.activation!r}; use 'a16'")
 
     @classmethod
-    def from_tensor(cls, tensor: Packed, bias: Any = None, activation: str = "a16") -> QLinear:
+    def from_tensor(cls, tensor: Packed, bias: torch.Tensor | None = None, activation: str = "a16") -> QLinear:
         """A layer over the memory of a qgemm.Tensor [N, K], which may be in a mapped file, of a DeviceTensor or a view.
 
         bias: a tensor [N] of floats on the same device, or a parameter, which is used directly.
@@ -99,7 +99,9 @@ class QLinear(ViewedModule):
         return cls._sharing(tensor, None, bias, activation)
 
     @classmethod
-    def _sharing(cls, tensor: Packed, weight: Any, bias: Any, activation: str) -> QLinear:
+    def _sharing(
+        cls, tensor: Packed, weight: torch.nn.Parameter | None, bias: torch.Tensor | None, activation: str
+    ) -> QLinear:
         """`from_tensor`, with an existing parameter that holds the tensor's bytes, or None."""
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
@@ -107,7 +109,7 @@ class QLinear(ViewedModule):
         layer._complete(bias, activation)
         return layer
 
-    def add_lora(self, A: Any, B: Any, scale: float = 1.0, name: str = "default") -> LoRA:
+    def add_lora(self, A: torch.Tensor, B: torch.Tensor, scale: float = 1.0, name: str = "default") -> LoRA:
         """Add scale * (x @ A.T) @ B.T to every y: A [rank, K], B [N, rank] -> the LoRA, in `lora[name]`.
 
         UnsupportedError for shapes that do not fit, and for a name in use.
@@ -130,7 +132,7 @@ class QLinear(ViewedModule):
         if not len(loras):
             del self._modules["lora"]
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> y [..., N]."""
         y = self._linear(cast_by_autocast(x) if torch.compiler.is_compiling() or autocasting() else x)
         if "lora" in self._modules:
@@ -139,7 +141,7 @@ class QLinear(ViewedModule):
                 y = y + added(x)
         return y
 
-    def _linear(self, x: Any) -> Any:
+    def _linear(self, x: torch.Tensor) -> torch.Tensor:
         bias = self._parameters["bias"]
         if not self._buffers:
             return self._product(x, bias)
@@ -148,7 +150,7 @@ class QLinear(ViewedModule):
         y = self.scaled(self._product(self.gathered(x), None, True))
         return (y if bias is None else y + bias).to(x.dtype)
 
-    def _product(self, x: Any, bias: Any, wide: bool = False) -> Any:
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, wide: bool = False) -> torch.Tensor:
         if traced(x):
             return traced_linear(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
         if differentiated(x, bias):

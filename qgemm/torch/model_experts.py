@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -36,7 +36,7 @@ class ExpertTensors(NamedTuple):
     biases: tuple[Tensor | None, ...]
     activation: str
 
-    def empty(self, dtype: Any) -> QExperts:
+    def empty(self, dtype: torch.dtype) -> QExperts:
         """An empty layer for these tensors, on the device meta."""
         gate, _, _ = self.weights
         e, f, k = gate.shape
@@ -45,7 +45,9 @@ class ExpertTensors(NamedTuple):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def mul_mat_id(blocks: Any, x: Any, ids: Any, ggml_type: int, out_features: int) -> Any:
+def mul_mat_id(
+    blocks: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, ggml_type: int, out_features: int
+) -> torch.Tensor:
     """y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T in x's dtype, by experts w [E, N, K] in the blocks of a file.
 
     blocks: uint8 [E, N, bytes per row of K], of this ggml type; the CPU reads them in place, a GPU converts them to
@@ -61,7 +63,7 @@ def mul_mat_id(blocks: Any, x: Any, ids: Any, ggml_type: int, out_features: int)
     return moe_matmul(x.detach(), w, ids, dtype=x.dtype)
 
 
-def replace_experts(model: Any, path: str | os.PathLike[str]) -> list[str]:
+def replace_experts(model: torch.nn.Module, path: str | os.PathLike[str]) -> list[str]:
     """Replace a model's expert layers by QExperts with the packed weights of a .gguf file -> their names.
 
     For models that were built from another source than the file, whose tensors have ggml's names. Biases come from the
@@ -83,7 +85,7 @@ def replace_experts(model: Any, path: str | os.PathLike[str]) -> list[str]:
     return list(plans)
 
 
-def plan_experts(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ExpertTensors]]:
+def plan_experts(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ExpertTensors]]:
     """The model's expert layers, by name, whose weights a file has as blocks."""
     for name, module in model.named_modules():
         layer, activation = LAYER.search(name), _activation(module)
@@ -101,7 +103,7 @@ def tensor_name(layer: str, part: str, kind: str) -> str:
     return f"blk.{layer}.ffn_{part}_exps.{kind}"
 
 
-def _activation(module: Any) -> str:
+def _activation(module: torch.nn.Module) -> str:
     """The activation of an expert layer; "" for any other module, and for experts with another activation."""
     kind = type(module).__name__
     if kind in ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts"):
@@ -111,7 +113,7 @@ def _activation(module: Any) -> str:
     return ""
 
 
-def _fit(weights: list[Tensor | None], module: Any) -> bool:
+def _fit(weights: list[Tensor | None], module: torch.nn.Module) -> bool:
     """Whether weights are blocks of the model's sizes, which files of ggml store as [E, N, K]."""
     if any(w is None or w.ndim != 3 or w.format.plain or w.format.levels is None for w in weights):
         return False

@@ -6,7 +6,7 @@ format and shape as text in its extra state, which is a tensor of bytes, so that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -40,7 +40,7 @@ class PackedModule(torch.nn.Module):
     columns: ClassVar[str]
     axes: ClassVar[int] = 2  # 2: weight [N, K]; 3: experts [E, N, K]
 
-    def __init__(self, shape: tuple[int, ...], format: Format | str, device: Any = None) -> None:
+    def __init__(self, shape: tuple[int, ...], format: Format | str, device: torch.device | str | None = None) -> None:
         """Weights of zero bytes, for a state dict; on the device "meta" they take no memory."""
         super().__init__()
         fmt = format_of(format) if isinstance(format, str) else format
@@ -56,7 +56,7 @@ class PackedModule(torch.nn.Module):
         if fmt.levels is None:
             raise UnsupportedError(f"{fmt} has no decoder, so a layer cannot multiply by it")
 
-    def _take(self, packed: Packed, weight: Any = None) -> None:
+    def _take(self, packed: Packed, weight: torch.nn.Parameter | None = None) -> None:
         """Hold the weights of a Tensor or DeviceTensor; weight: a parameter that already has their bytes."""
         self.weight = weight_of(packed, self.axes) if weight is None else weight
         self._describe(packed.format, packed.shape)
@@ -72,7 +72,7 @@ class PackedModule(torch.nn.Module):
         """The qgemm.Tensor (on the CPU) or DeviceTensor (on a GPU) over the memory of `weight`."""
         return packed_of(self._parameters["weight"], self._format, self._shape, self.tensor_name)
 
-    def dequantize(self, dtype: Any = torch.float32) -> Any:
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights as a new tensor [N, K] on their device: exact in float32, otherwise rounded once from it."""
         n, k = self._shape
         return dense(self.weight, self._format, (n, k), dtype)
@@ -86,7 +86,7 @@ class PackedModule(torch.nn.Module):
 
     # ---------------------------------------------------------------- moved
 
-    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> PackedModule:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedModule:
         """Apply `.to`, `.cuda`, `.half` and similar calls: the bytes move to the device, and ignore dtypes."""
         weight = self._parameters["weight"]
         with torch.inference_mode(False), torch.no_grad():
@@ -98,7 +98,7 @@ class PackedModule(torch.nn.Module):
             self._parameters["weight"] = moved
         return self
 
-    def _moved(self, weight: Any, fn: Callable[[Any], Any]) -> Any:
+    def _moved(self, weight: torch.nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Parameter:
         """The same parameter, for layers that share it, with its bytes on the device to which `fn` moves tensors."""
         device = fn(weight.new_empty(0)).device
         if "meta" in (device.type, weight.device.type):
@@ -118,12 +118,12 @@ class PackedModule(torch.nn.Module):
 
     # ---------------------------------------------------------------- saved and loaded
 
-    def get_extra_state(self) -> Any:
+    def get_extra_state(self) -> torch.Tensor:
         """Format and shape as text, e.g. "q4_0 4096 14336", in a tensor of its bytes."""
         text = " ".join(map(str, (self._format, *self._shape)))
         return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
-    def set_extra_state(self, state: Any) -> None:
+    def set_extra_state(self, state: torch.Tensor) -> None:
         """Adopt the format of a state dict; UnsupportedError if the shape differs."""
         words = bytes(state.tolist()).decode(errors="replace").split()
         if words[1:] != [str(size) for size in self._shape]:
@@ -134,7 +134,7 @@ class PackedModule(torch.nn.Module):
             self._describe(fmt, self._shape)
             self.weight = torch.nn.Parameter(empty, requires_grad=False)
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight.dim() == 1:
             destination[prefix + "weight"] = file_bytes(
@@ -142,8 +142,8 @@ class PackedModule(torch.nn.Module):
             )
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, missing_keys: Any, unexpected_keys: Any,
-        error_msgs: Any,
+        self, state_dict: Mapping[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         """Load bytes into new memory, since a weight may lie in a mapped file or in tiles."""
         loaded, extra = state_dict.get(prefix + "weight"), state_dict.get(prefix + "_extra_state")
@@ -164,7 +164,7 @@ class PackedModule(torch.nn.Module):
         if device.type == "cuda" and not local_metadata.get("assign_to_params_buffers", False):
             self._parameters["weight"] = self._moved(self.weight, lambda tensor: tensor.to(device))
 
-    def _check_loaded(self, loaded: Any, prefix: str) -> None:
+    def _check_loaded(self, loaded: torch.Tensor, prefix: str) -> None:
         expected = file_shape(self.format, self._shape)
         if loaded.dtype != torch.uint8 or tuple(loaded.shape) != expected:
             packed = f"this layer's is packed, uint8 {list(expected)} for {self.format}"

@@ -12,7 +12,7 @@ weight takes no gradient; a backward decodes it panel by panel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.experts import moe
 from qgemm.ops import matmul
+from qgemm.packed import Packed
 
 from .rows import decoded, selected
 from .storage import packed_of
@@ -46,17 +47,19 @@ traced_embedding = torch.ops.qgemm.embedding.default
 tracing = torch._C._is_tracing  # the test of torch.jit.is_tracing
 
 
-def traced(x: Any) -> bool:
+def traced(x: torch.Tensor) -> bool:
     """Whether x stands for a tensor of a graph being traced, where only ops are allowed."""
     return type(x) not in PLAIN or x.is_meta or torch.compiler.is_compiling() or tracing()
 
 
-def product(x: Any, packed: Any, bias: Any, activation: Any, wide: bool = False) -> Any:
+def product(
+    x: torch.Tensor, packed: Packed, bias: torch.Tensor | None, activation: str, wide: bool = False
+) -> torch.Tensor:
     """y [..., N] = x [..., K] @ W.T + bias as a new tensor, in x's dtype or, if wide, in float32; no gradient."""
-    return matmul(x, packed, activation, bias=bias, dtype=torch.float32 if wide else x.dtype)
+    return matmul(x, packed, activation, bias=bias, dtype=torch.float32 if wide else x.dtype)  # type: ignore[call-overload]
 
 
-def dense(weight: Any, format: str, shape: tuple[int, int], dtype: Any) -> Any:
+def dense(weight: torch.Tensor, format: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     """The weights as a new tensor [N, K] of `dtype` on their device, decoded panel by panel."""
     packed, weights = packed_of(weight, format, shape), torch.empty(shape, dtype=dtype, device=weight.device)
     for part in panels(shape):
@@ -73,12 +76,21 @@ def panels(shape: tuple[int, int]) -> Iterator[slice]:
 # ---------------------------------------------------------------- implementations of the ops
 
 
-def linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str, wide: bool) -> Any:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    format: str,
+    n: int,
+    k: int,
+    activation: str,
+    wide: bool,
+) -> torch.Tensor:
     """x @ W.T + bias."""
     return product(x, packed_of(weight, format, (n, k)), bias, activation, wide)
 
 
-def linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
+def linear_backward(grad: torch.Tensor, weight: torch.Tensor, format: str, n: int, k: int) -> torch.Tensor:
     """grad @ W; W is decoded panel by panel, and products are summed in float32.
 
     On a GPU the panels multiply a 16-bit grad in its type, on tensor cores.
@@ -95,35 +107,64 @@ def linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
     return total.to(grad.dtype).reshape(*grad.shape[:-1], k)
 
 
-def embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) -> Any:
+def embedding(
+    index: torch.Tensor, weight: torch.Tensor, format: str, n: int, k: int, dtype: torch.dtype
+) -> torch.Tensor:
     """Rows of W."""
     return selected(packed_of(weight, format, (n, k)), weight, index, dtype)
 
 
-def experts(x: Any, ids: Any, weights: Any, parts: Any, biases: Any, formats: Any, shape: Any, activation: Any) -> Any:
+def experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    formats: Sequence[str],
+    shape: Sequence[int],
+    activation: str,
+) -> torch.Tensor:
     """A layer of experts."""
     e, f, k = shape
     shapes = (e, f, k), (e, f, k), (e, k, f)
     gate, up, down = (packed_of(part, fmt, size) for part, fmt, size in zip(parts, formats, shapes, strict=True))
-    return moe(x, (gate, up), down, ids, weights, activation, biases=biases, dtype=x.dtype)
+    return moe(x, (gate, up), down, ids, weights, activation, biases=biases, dtype=x.dtype)  # type: ignore[arg-type]
 
 
 def _fake_experts(
-    x: Any, ids: Any, weights: Any, parts: Any, biases: Any, formats: Any, shape: Any, activation: Any
-) -> Any:
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    formats: Sequence[str],
+    shape: Sequence[int],
+    activation: str,
+) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _fake_linear(x: Any, weight: Any, bias: Any, format: str, n: int, k: int, activation: str, wide: bool) -> Any:
+def _fake_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    format: str,
+    n: int,
+    k: int,
+    activation: str,
+    wide: bool,
+) -> torch.Tensor:
     torch._check(x.dim() > 0 and x.shape[-1] == k, lambda: f"x has shape {tuple(x.shape)}, the weight needs K = {k}")
     return x.new_empty((*x.shape[:-1], n), dtype=torch.float32 if wide else x.dtype)
 
 
-def _fake_linear_backward(grad: Any, weight: Any, format: str, n: int, k: int) -> Any:
+def _fake_linear_backward(grad: torch.Tensor, weight: torch.Tensor, format: str, n: int, k: int) -> torch.Tensor:
     return grad.new_empty((*grad.shape[:-1], k))
 
 
-def _fake_embedding(index: Any, weight: Any, format: str, n: int, k: int, dtype: Any) -> Any:
+def _fake_embedding(
+    index: torch.Tensor, weight: torch.Tensor, format: str, n: int, k: int, dtype: torch.dtype
+) -> torch.Tensor:
     return index.new_empty((*index.shape, k), dtype=dtype)
 
 
@@ -141,13 +182,13 @@ for _name, _function, _fake in (
 # ---------------------------------------------------------------- gradients of the ops in a graph
 
 
-def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup_linear(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, ctx.weight, bias, ctx.format, ctx.n, ctx.k, _, _ = inputs
     ctx.x_dtype = x.dtype
     ctx.bias_dtype = None if bias is None else bias.dtype
 
 
-def _backward_of_linear(ctx: Any, grad: Any) -> tuple[Any, ...]:
+def _backward_of_linear(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of x and of the bias; quantized activations count as exact."""
     x_grad = bias_grad = None
     if ctx.needs_input_grad[0]:
@@ -157,16 +198,16 @@ def _backward_of_linear(ctx: Any, grad: Any) -> tuple[Any, ...]:
     return x_grad, None, bias_grad, None, None, None, None, None
 
 
-def bias_gradient(grad: Any, dtype: Any) -> Any:
+def bias_gradient(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The gradient of the bias [N] from that of y [..., N]."""
     return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
 
 
-def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _setup_backward(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     _, ctx.weight, ctx.format, ctx.n, ctx.k = inputs
 
 
-def _backward_of_backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+def _backward_of_backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
     return traced_linear(grad, ctx.weight, None, ctx.format, ctx.n, ctx.k, "a16", False), None, None, None, None
 
 

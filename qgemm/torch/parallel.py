@@ -17,7 +17,7 @@ from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
 from .gradients import Product, differentiated
-from .group import Group, Joined, Part, Shared, Summed
+from .group import Group, Joined, Part, Ranks, Shared, Summed
 from .linear import QLinear
 from .ops import product, traced, traced_linear
 
@@ -41,10 +41,10 @@ class ParallelLinear(QLinear):
     def from_tensor(
         cls,
         tensor: Packed,
-        bias: Any = None,
+        bias: torch.Tensor | None = None,
         activation: str = "a16",
         *,
-        group: Any = None,
+        group: Group | Ranks | None = None,
         multiple: int | None = None,
         whole: bool = False,
     ) -> Any:
@@ -60,7 +60,9 @@ class ParallelLinear(QLinear):
             return cls._cut(tensor, bias, activation, group, multiple, whole)
 
     @classmethod
-    def _cut(cls, tensor: Packed, bias: Any, activation: str, group: Group, multiple: int | None, whole: bool) -> Any:
+    def _cut(
+        cls, tensor: Packed, bias: torch.Tensor | None, activation: str, group: Group, multiple: int | None, whole: bool
+    ) -> Any:
         """The layer of this rank, without communication."""
         if not isinstance(tensor, Tensor) or tensor.ndim != 2:
             raise UnsupportedError(
@@ -72,7 +74,13 @@ class ParallelLinear(QLinear):
 
     @classmethod
     def of_shard(
-        cls, shard: Packed, parts: list[slice], bias: Any, activation: str, group: Group, whole: bool = False
+        cls,
+        shard: Packed,
+        parts: list[slice],
+        bias: torch.Tensor | None,
+        activation: str,
+        group: Group,
+        whole: bool = False,
     ) -> Any:
         """A layer over a share that this rank already has, on either device; the others hold the rest of `parts`."""
         layer = cls._sharing(shard, None, bias, activation)
@@ -80,7 +88,7 @@ class ParallelLinear(QLinear):
         return layer
 
     @classmethod
-    def _bias(cls, bias: Any, tensor: Tensor, part: slice) -> Any:
+    def _bias(cls, bias: torch.Tensor | None, tensor: Tensor, part: slice) -> torch.Tensor | None:
         """This rank's part of the whole layer's bias."""
         if bias is not None and tuple(bias.shape) != tensor.shape[:1]:
             raise ShapeError(f"bias has shape {list(bias.shape)}, {tensor!r} needs [{tensor.shape[0]}]")
@@ -91,7 +99,7 @@ class ParallelLinear(QLinear):
         """The number of features of each rank along the cut axis."""
         return [part.stop - part.start for part in self.parts]
 
-    def add_lora(self, A: Any, B: Any, scale: float = 1.0, name: str = "default") -> NoReturn:
+    def add_lora(self, A: torch.Tensor, B: torch.Tensor, scale: float = 1.0, name: str = "default") -> NoReturn:
         """Raise UnsupportedError: low-rank matrices would have to be cut too."""
         raise UnsupportedError(f"{self!r}: LoRA beside a layer that is cut over ranks is not supported")
 
@@ -111,13 +119,13 @@ class ColumnParallelLinear(ParallelLinear):
     axis, features = 0, "outputs"
 
     @classmethod
-    def _bias(cls, bias: Any, tensor: Tensor, part: slice) -> Any:
+    def _bias(cls, bias: torch.Tensor | None, tensor: Tensor, part: slice) -> torch.Tensor | None:
         bias = super()._bias(bias, tensor, part)
         if bias is None:
             return None
         return torch.nn.Parameter(bias.detach()[part].clone(), requires_grad=bias.requires_grad)
 
-    def _linear(self, x: Any) -> Any:
+    def _linear(self, x: torch.Tensor) -> torch.Tensor:
         if traced(x):
             y = super()._linear(x)
             return self.group.traced_joined(y, self.widths) if self.whole else y
@@ -137,7 +145,7 @@ class RowParallelLinear(ParallelLinear):
 
     axis, features = 1, "inputs"
 
-    def _linear(self, x: Any) -> Any:
+    def _linear(self, x: torch.Tensor) -> torch.Tensor:
         bias, widths = self._parameters["bias"], self.widths
         if x.dim() == 0 or x.shape[-1] != (sum(widths) if self.whole else self.in_features):
             raise ShapeError(f"x has shape {list(x.shape)}, {self!r}")

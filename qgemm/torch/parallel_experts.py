@@ -17,7 +17,7 @@ from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
 from .experts import QExperts
-from .group import Group
+from .group import Group, Ranks
 from .ops import traced
 
 
@@ -38,7 +38,7 @@ class ParallelExperts(QExperts):
     @classmethod
     def from_tensors(
         cls, gate: Packed, up: Packed, down: Packed, biases: Sequence[Any] = (None, None, None),
-        activation: str = "swiglu", *, group: Any = None,
+        activation: str = "swiglu", *, group: Group | Ranks | None = None,
     ) -> ParallelExperts:  # fmt: skip
         """This rank's experts of Tensors [E, F, K], [E, F, K], [E, K, F]: views of a mapped file.
 
@@ -70,7 +70,9 @@ class ParallelExperts(QExperts):
         layer.group, layer.part, layer.total = group, part, total
         return layer
 
-    def forward(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+    def forward(
+        self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
         """x [T, K], ids [T, top_k] of all experts, the router's weights [T, top_k] -> y [T, K]."""
         graph, ids = traced(hidden_states), top_k_index
         if not graph and not ids.is_cuda and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.total:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from math import gcd, lcm
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -25,7 +25,7 @@ from qgemm.sharding import ROWS
 from qgemm.tensor import Tensor
 
 from .experts import QExperts
-from .group import Group
+from .group import Group, Ranks
 from .linear import QLinear
 from .parallel import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from .parallel_experts import ParallelExperts
@@ -74,9 +74,9 @@ class Parallelized(NamedTuple):
 
 
 def parallelize(
-    model: Any,
+    model: torch.nn.Module,
     plan: Mapping[str, str] | None = None,
-    mesh: Any = None,
+    mesh: Group | Ranks | None = None,
     *,
     timeout: timedelta | None = None,
 ) -> Parallelized:
@@ -103,7 +103,7 @@ def parallelize(
             name: _experts(name, model.get_submodule(name), group) for name in _names_of_experts(model, model_plan)
         }
         facts.extend(f"{name} {[part._format for part in experts[name].parts]}" for name in experts)
-    replaced = {**layers, **experts}
+    replaced: dict[str, ParallelLinear | ParallelExperts] = {**layers, **experts}
     for name, layer in replaced.items():
         model.set_submodule(name, layer)
     layer_names = (
@@ -124,7 +124,7 @@ def parallelize(
 # ---------------------------------------------------------------- plans
 
 
-def _plan_of(model: Any) -> dict[str, str]:
+def _plan_of(model: torch.nn.Module) -> dict[str, str]:
     """The plan of a transformers model: that of its class, and that in the config of the model within.
 
     Its QExperts are cut by expert; that plan names the weights that they replace, or nothing.
@@ -146,7 +146,7 @@ def _wild(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def _cuts(model: Any, plan: Mapping[str, str]) -> Iterator[Cut]:
+def _cuts(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[Cut]:
     """The layers that a plan cuts. Those of one owner belong together: outputs of some are inputs of the others."""
     owners: dict[str, dict[str, str]] = {}
     matched = set()
@@ -174,14 +174,14 @@ def _cuts(model: Any, plan: Mapping[str, str]) -> Iterator[Cut]:
             yield from _paired(model, owner, paired)
 
 
-def _names_of_experts(model: Any, plan: Mapping[str, str]) -> Iterator[str]:
+def _names_of_experts(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[str]:
     """The expert layers that a plan cuts; dense ones stay whole."""
     for name, module in model.named_modules():
         if plan.get(_wild(name), plan.get(name)) in EXPERTS and isinstance(module, QExperts):
             yield name
 
 
-def _paired(model: Any, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
+def _paired(model: torch.nn.Module, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
     """Cut layers of one owner in equal units: heads, or multiples of 64 and of the blocks."""
     layers = {name: model.get_submodule(name) for name in names}
     for name, layer in layers.items():
@@ -207,7 +207,7 @@ def _paired(model: Any, owner: str, names: Mapping[str, str]) -> Iterator[Cut]:
         yield Cut(name, KINDS[how], False, heads_per_unit * sizes[name] // pieces)
 
 
-def _size(layer: Any, how: str) -> int:
+def _size(layer: QLinear, how: str) -> int:
     """The layer's size along the cut axis."""
     return int(layer.out_features if how == COLUMN else layer.in_features)
 
@@ -215,7 +215,7 @@ def _size(layer: Any, how: str) -> int:
 # ---------------------------------------------------------------- layers
 
 
-def _layer(old: Any, cut: Cut, group: Group) -> Any:
+def _layer(old: QLinear, cut: Cut, group: Group) -> ParallelLinear:
     """This rank's share of a layer, with the hooks of the whole one."""
     label = f"layer {cut.name!r}"
     if isinstance(old, ParallelLinear):
@@ -228,7 +228,7 @@ def _layer(old: Any, cut: Cut, group: Group) -> Any:
     if old.weight.device.type != "cpu":
         raise UnsupportedError(f"{label} is on {old.weight.device}: weights are cut on the CPU, then moved")
     tensor: Tensor = host_tensor(old.weight, old._format, old._shape, old.tensor_name)
-    layer = cut.kind._cut(tensor, old.bias, old.activation, group, cut.multiple, cut.whole)
+    layer: ParallelLinear = cut.kind._cut(tensor, old.bias, old.activation, group, cut.multiple, cut.whole)
     return _in_place_of(old, layer)
 
 
@@ -244,7 +244,7 @@ def _experts(name: str, old: QExperts, group: Group) -> ParallelExperts:
     return _in_place_of(old, layer)
 
 
-def _in_place_of(old: Any, layer: Layer) -> Layer:
+def _in_place_of(old: torch.nn.Module, layer: Layer) -> Layer:
     """A new layer with the hooks and the training mode of the old one."""
     layer.__dict__.update(hooks_of(old))
     layer.train(old.training)

@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 def replace_linear(
-    model: Any,
+    model: torch.nn.Module,
     file: PathLike | GGUFFile | Mapping[str, Tensor],
     names: Names | None = None,
     *,
@@ -103,14 +103,16 @@ def replace_linear(
     return Replaced(tuple(layers), tuple(name for name in candidates if name not in replaced))
 
 
-def _layers(model: Any, kinds: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+def _layers(model: torch.nn.Module, kinds: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     """The layers of exactly these classes, by name."""
     if type(model) in kinds:
         raise UnsupportedError(f"{model!r} is a layer itself, which only its owner can replace: QLinear.from_tensor")
     return ((name, module) for name, module in model.named_modules() if type(module) in kinds)
 
 
-def _plans(model: Any, candidates: dict[str, Any], file: Mapping[str, Tensor], names: Names | None) -> Iterator[Plan]:
+def _plans(
+    model: torch.nn.Module, candidates: dict[str, Any], file: Mapping[str, Tensor], names: Names | None
+) -> Iterator[Plan]:
     if isinstance(names, Mapping):
         _check_names(model, candidates, names)
     tensors = {name: _named(name, file, names) for name in candidates}
@@ -141,7 +143,7 @@ def _bias(tensor: str, file: Mapping[str, Tensor]) -> Tensor | None:
     return file.get(tensor.removesuffix(".weight") + ".bias") if tensor.endswith(".weight") else None
 
 
-def _check_names(model: Any, candidates: dict[str, Any], names: Mapping[str, Name]) -> None:
+def _check_names(model: torch.nn.Module, candidates: dict[str, Any], names: Mapping[str, Name]) -> None:
     """UnsupportedError for a name that is no layer, or one of another class."""
     modules = dict(model.named_modules())
     for name in names.keys() - candidates.keys():
@@ -198,12 +200,12 @@ def _new_layers(plans: list[Plan], activation: str) -> list[Any]:
     return layers
 
 
-def hooks_of(module: Any) -> dict[str, Any]:
+def hooks_of(module: torch.nn.Module) -> dict[str, Any]:
     """The hooks of a layer's forward and backward, as torch stores them."""
     return {name: value for name, value in vars(module).items() if "hook" in name and "state_dict" not in name}
 
 
-def _bias_of(module: Any, bias: Tensor | None, device: Any) -> Any:
+def _bias_of(module: torch.nn.Module, bias: Tensor | None, device: torch.device) -> torch.Tensor | None:
     """The bias of the new layer: the file's, in the old one's dtype, or the old one itself."""
     if bias is None:
         return module.bias
@@ -211,7 +213,7 @@ def _bias_of(module: Any, bias: Tensor | None, device: Any) -> Any:
     return torch.nn.Parameter(values, requires_grad=module.bias.requires_grad)
 
 
-def _put(model: Any, replacements: dict[int, Any]) -> None:
+def _put(model: torch.nn.Module, replacements: dict[int, Any]) -> None:
     """Replace old layers by new ones under all their names; replacements: id of the old layer -> new one."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children lists a shared layer once only

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from qgemm.arrays import stream_of
@@ -22,7 +20,7 @@ NUMBERS = {
 }  # dtypes of plain formats
 
 
-def decoded(packed: Any, weight: Any, start: int, stop: int) -> Any:
+def decoded(packed: Tensor | DeviceTensor, weight: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     """Rows start to stop of a weight as float32 [stop - start, K] on its device; start is a multiple of 64."""
     if isinstance(packed, Tensor):
         return torch.from_numpy(packed[start:stop].dequantize())
@@ -32,7 +30,9 @@ def decoded(packed: Any, weight: Any, start: int, stop: int) -> Any:
         return torch.from_dlpack(DeviceTensor(packed.format, shape, part).dequantize())
 
 
-def selected(packed: Any, weight: Any, index: Any, dtype: Any) -> Any:
+def selected(
+    packed: Tensor | DeviceTensor, weight: torch.Tensor, index: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
     """Rows of a weight by an index of any shape, as `dtype` [*index.shape, K] on its device.
 
     An index out of range raises IndexError; on a GPU it aborts the device, as in torch's own embedding.

@@ -25,6 +25,7 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
@@ -87,7 +88,7 @@ def file_shape(fmt: Format, shape: Shape) -> Shape:
 # ---------------------------------------------------------------- bytes -> Tensor or DeviceTensor
 
 
-def packed_of(weight: Any, spelling: str, shape: Shape, name: str = "") -> Any:
+def packed_of(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "") -> Any:
     """The Tensor or DeviceTensor over a weight's bytes, which are first converted to their device's layout."""
     cached = _derived.get(id(weight))
     if cached is not None and cached.weight() is weight and cached.key == _key(weight, spelling):
@@ -104,14 +105,14 @@ def packed_of(weight: Any, spelling: str, shape: Shape, name: str = "") -> Any:
     return packed
 
 
-def keep(weight: Any, packed: Packed, spelling: str) -> None:
+def keep(weight: torch.Tensor, packed: Packed, spelling: str) -> None:
     """Cache a Tensor or DeviceTensor as the one over the weight's bytes."""
     number = id(weight)
     reference = ref(weight, lambda _: _derived.pop(number, None))
     _derived[number] = Derived(packed, reference, _key(weight, spelling))
 
 
-def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
+def _key(weight: torch.Tensor, spelling: str) -> tuple[Any, ...]:
     """A key that changes with the bytes: their address, and torch's count of writes."""
     try:
         return weight.data_ptr(), weight._version, spelling
@@ -119,7 +120,7 @@ def _key(weight: Any, spelling: str) -> tuple[Any, ...]:
         return weight.data_ptr(), 0, spelling
 
 
-def host_tensor(weight: Any, spelling: str, shape: Shape, name: str = "") -> Tensor:
+def host_tensor(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "") -> Tensor:
     """The Tensor of a weight's bytes on any device; over their memory if they are on the host."""
     packed = packed_of(weight, spelling, shape, name)
     if isinstance(packed, Tensor):
@@ -128,12 +129,12 @@ def host_tensor(weight: Any, spelling: str, shape: Shape, name: str = "") -> Ten
         return packed.to_host()  # type: ignore[no-any-return]
 
 
-def _host_tensor(weight: Any, fmt: Format, shape: Shape, name: str) -> Tensor:
+def _host_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -> Tensor:
     """The Tensor of bytes in the file's layout, or of tiles that were copied to the host."""
     return Tensor(fmt, shape, _blocks(weight.detach().cpu().contiguous().numpy(), fmt, shape), name)
 
 
-def _blocks(raw: Any, fmt: Format, shape: Shape) -> Blocks:
+def _blocks(raw: NDArray[np.uint8], fmt: Format, shape: Shape) -> Blocks:
     """Bytes on the host, in either layout -> blocks [N, K / weights], read-only."""
     blocks = np.empty((*shape[:-1], fmt.blocks_in(shape[-1])), fmt.dtype)
     if raw.size and (raw.ndim > 1 or fmt.plain):
@@ -149,7 +150,7 @@ def _blocks(raw: Any, fmt: Format, shape: Shape) -> Blocks:
     return blocks
 
 
-def check_bytes(weight: Any, fmt: Format, shape: Shape, name: str = "") -> None:
+def check_bytes(weight: torch.Tensor, fmt: Format, shape: Shape, name: str = "") -> None:
     """UnsupportedError unless these are the bytes of a matrix of this format, on a CPU or GPU."""
     label = f"the packed weight{name and ' of ' + name} ({fmt}, {' x '.join(map(str, shape))})"
     expected = file_shape(fmt, shape)
@@ -177,7 +178,7 @@ def device_size(fmt: Format, shape: Shape) -> int:
     return prod(shape[:-2]) * tiles_nbytes(fmt, *shape[-2:])
 
 
-def device_bytes(packed: Any) -> Any:
+def device_bytes(packed: DeviceTensor | DeviceExperts) -> torch.Tensor:
     """The memory of a DeviceTensor or DeviceExperts, tiles followed by bounds, as a tensor of bytes [bytes]."""
     import cupy
 
@@ -188,13 +189,13 @@ def device_bytes(packed: Any) -> Any:
     return torch.from_dlpack(memory)
 
 
-def to_device(tensor: Tensor, device: Any) -> Any:
+def to_device(tensor: Tensor, device: torch.device) -> DeviceTensor | DeviceExperts:
     """A Tensor as tiles on a torch device -> DeviceTensor.
 
     The tiles lie in CuPy's memory: torch's may belong to a CUDA graph about to be captured, which the tiles outlive.
     """
     with torch.cuda.device(device):
-        return tensor.to_device()
+        return tensor.to_device()  # type: ignore[no-any-return]
 
 
 def reserve(weights: Iterable[tuple[Any, Format, Shape]]) -> None:
@@ -214,7 +215,7 @@ def reserve(weights: Iterable[tuple[Any, Format, Shape]]) -> None:
 
 
 @contextmanager
-def torch_memory(device: Any) -> Iterator[None]:
+def torch_memory(device: torch.device) -> Iterator[None]:
     """Allocate this thread's CuPy arrays in torch's memory, since torch's CUDA graphs allocate no other."""
     import cupy
 
@@ -226,7 +227,7 @@ def torch_memory(device: Any) -> Iterator[None]:
         yield
 
 
-def _device_tensor(weight: Any, fmt: Format, shape: Shape, name: str) -> DeviceTensor | DeviceExperts:
+def _device_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -> DeviceTensor | DeviceExperts:
     """The DeviceTensor or DeviceExperts over bytes from `device_bytes`, or over copies of them."""
     import cupy
 
@@ -246,7 +247,7 @@ def _device_tensor(weight: Any, fmt: Format, shape: Shape, name: str) -> DeviceT
 # ---------------------------------------------------------------- Tensors -> bytes
 
 
-def weight_of(packed: Packed, ndim: int = 2) -> Any:
+def weight_of(packed: Packed, ndim: int = 2) -> torch.nn.Parameter:
     """The bytes of a Tensor, DeviceTensor or DeviceExperts, over its memory, as a parameter without a gradient."""
     if not isinstance(packed, Packed):
         planes = type(packed).__module__.startswith("qgemm.") and hasattr(packed, "to_device")
@@ -260,14 +261,14 @@ def weight_of(packed: Packed, ndim: int = 2) -> Any:
     if packed.format.levels is None:
         raise UnsupportedError(f"{packed!r}: {packed.format} has no decoder, so it cannot be multiplied")
     with torch.inference_mode(False):
-        data = file_bytes(packed) if isinstance(packed, Tensor) else device_bytes(packed)
+        data = file_bytes(packed) if isinstance(packed, Tensor) else device_bytes(packed)  # type: ignore[arg-type]
         weight = torch.nn.Parameter(data, requires_grad=False)
     if not isinstance(packed, Tensor):
         keep(weight, packed, spelled(packed.format))
     return weight
 
 
-def file_bytes(tensor: Tensor) -> Any:
+def file_bytes(tensor: Tensor) -> torch.Tensor:
     """A Tensor's blocks as bytes [N, bytes per row], over the same memory, which may be a mapped file."""
     blocks = np.ascontiguousarray(tensor.blocks)
     shape = file_shape(tensor.format, tensor.shape)

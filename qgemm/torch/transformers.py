@@ -19,7 +19,7 @@ import inspect
 import re
 from collections.abc import Container, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -52,6 +52,9 @@ try:
 except ImportError as error:
     raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
 
+if TYPE_CHECKING:
+    from transformers.utils.quantization_config import GgufConfig
+
 __all__ = ["Quantizer", "mul_mat_id", "patch", "replace_experts"]
 
 
@@ -63,7 +66,7 @@ def patch() -> Patched:
     """
     original = AUTO_QUANTIZER_MAPPING["gguf"]
 
-    def quantizer(config: Any, **kwargs: Any) -> Any:
+    def quantizer(config: GgufConfig, **kwargs: Any) -> GgufHfQuantizer:
         return (original if config.dequantize else Quantizer)(config, **kwargs)
 
     patched = Patched()
@@ -90,12 +93,12 @@ class Quantizer(GgufHfQuantizer):
         super().update_device_map(device_map)
         return device_map
 
-    def update_dtype(self, dtype: Any) -> Any:
+    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
         """The dtype of activations, biases and norms; products accept any."""
         self.dtype = dtype or (self.header and self.header.dtype) or torch.get_default_dtype()
         return self.dtype
 
-    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+    def _process_model_before_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> None:
         """Put layers that hold bytes into the model, which is on the device meta."""
         if self.supported:
             self.mapping = get_gguf_conversion_mapping(self.header.architecture, model.config)
@@ -108,14 +111,14 @@ class Quantizer(GgufHfQuantizer):
         if not self.supported:
             self.packed_modules |= self.source.put_experts(model, self.dtype)
 
-    def get_state_dict(self, checkpoint_file: str, model: Any) -> dict[str, Any]:
+    def get_state_dict(self, checkpoint_file: str, model: torch.nn.Module) -> dict[str, Any]:
         """The tensors to load by name: bytes of the file for packed layers, all others in the model's dtype."""
         layers = self.packed_modules
         tensors = load_gguf_state_dict(self.header) if self.supported else self.source.read(layers, self.dtype)
         formats = {name.removesuffix("weight") + "_extra_state": layers[name].get_extra_state() for name in layers}
         return {**tensors, **formats}
 
-    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         for name, layer in self.packed_modules.items():
             if name in self.input_permutations:
                 layer.register_forward_pre_hook(_Permuted(self.input_permutations[name]))
@@ -133,10 +136,10 @@ class Quantizer(GgufHfQuantizer):
 class _Permuted:
     """Permute the columns of x into the order of the file's weight."""
 
-    def __init__(self, order: Any) -> None:
+    def __init__(self, order: torch.Tensor) -> None:
         self.order = order
 
-    def __call__(self, layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __call__(self, layer: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self.order = self.order.to(inputs[0].device)
         return inputs[0].index_select(-1, self.order), *inputs[1:]
 
@@ -144,7 +147,7 @@ class _Permuted:
 # ---------------------------------------------------------------- layers
 
 
-def _put_layers(model: Any, formats: Mapping[str, Format], dtype: Any) -> dict[str, Any]:
+def _put_layers(model: torch.nn.Module, formats: Mapping[str, Format], dtype: torch.dtype) -> dict[str, Any]:
     """Put an empty QLinear or QEmbedding where a layer has a weight of these formats, by its name -> the layers.
 
     Layers of other classes keep dense weights, as do those whose weights the model reads directly (T5 reads one to
@@ -166,7 +169,7 @@ def _put_layers(model: Any, formats: Mapping[str, Format], dtype: Any) -> dict[s
     return {name: modules[name] for name in planned}
 
 
-def _is_read(model: Any, name: str) -> bool:
+def _is_read(model: torch.nn.Module, name: str) -> bool:
     """Whether the classes of a layer's owner access its weight: self.LAYER.weight."""
     owner, _, layer = name.removesuffix(".weight").rpartition(".")
     sources = map(_source, type(model.get_submodule(owner)).__mro__)
@@ -182,14 +185,14 @@ def _source(kind: type) -> str:
         return ""
 
 
-def _fits(module: Any, fmt: Format, dtype: Any) -> bool:
+def _fits(module: torch.nn.Module | None, fmt: Format, dtype: torch.dtype) -> bool:
     """Whether a layer can hold these bytes: blocks, or numbers smaller than the model's dtype."""
     narrow = not fmt.plain or fmt.block_bytes < dtype.itemsize
     supported = type(module) in (torch.nn.Linear, torch.nn.Embedding) or _scale(module) is not None
     return supported and narrow and fmt.levels is not None
 
 
-def _empty(old: Any, fmt: Format, dtype: Any) -> Any:
+def _empty(old: torch.nn.Module, fmt: Format, dtype: torch.dtype) -> QLinear | QEmbedding:
     """The empty layer, on the device meta, that replaces an old one."""
     n, k = old.weight.shape
     if type(old) is torch.nn.Linear:
@@ -201,7 +204,7 @@ def _empty(old: Any, fmt: Format, dtype: Any) -> Any:
     return new
 
 
-def _scale(module: Any) -> float | None:
+def _scale(module: torch.nn.Module | None) -> float | None:
     """The factor of a row in gemma's embedding tables; None for any other layer."""
     named = type(module).__name__.endswith("TextScaledWordEmbedding")
     return getattr(module, "scalar_embed_scale", None) if named else None
@@ -213,7 +216,7 @@ class _Scaled:
     def __init__(self, scale: float) -> None:
         self.scale = scale
 
-    def __call__(self, layer: Any, inputs: Any, rows: Any) -> Any:
+    def __call__(self, layer: torch.nn.Module, inputs: tuple[Any, ...], rows: torch.Tensor) -> torch.Tensor:
         return rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
 
 
@@ -226,7 +229,7 @@ class _Source:
     matrices: the matrices whose rows at most need another order (Q and K of llama), in the model's order.
     """
 
-    def __init__(self, path: str, model: Any) -> None:
+    def __init__(self, path: str, model: torch.nn.Module) -> None:
         self.file = open(path)
         config = load_gguf_checkpoint(path)["config"]
         self.processor = TENSOR_PROCESSORS.get(self.file.metadata["general.architecture"], TensorProcessor)(config)
@@ -238,7 +241,7 @@ class _Source:
             if rows is not None:
                 self.matrices[self.names[name]] = tensor if (np.diff(rows) == 1).all() else tensor[rows]
 
-    def put_experts(self, model: Any, dtype: Any) -> dict[str, Any]:
+    def put_experts(self, model: torch.nn.Module, dtype: torch.dtype) -> dict[str, Any]:
         """Put empty QExperts where the file has blocks of a layer's experts -> the packed weights, by name."""
         parts: dict[str, Any] = {}
         for name, tensors in list(plan_experts(model, self.file)):
@@ -252,7 +255,7 @@ class _Source:
                     self.names[bias.name] = f"{target}.bias"
         return parts
 
-    def read(self, packed: Container[str], dtype: Any) -> dict[str, Any]:
+    def read(self, packed: Container[str], dtype: torch.dtype) -> dict[str, Any]:
         """torch tensors by the model's names: bytes for packed weights, all others decoded, in `dtype`."""
         tensors: dict[str, Any] = {}
         for name, tensor in self.file.items():
@@ -271,7 +274,7 @@ class _Source:
         return {name: tensor if name in packed else tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def _rows(processor: Any, name: str, n: int) -> NDArray[np.int64] | None:
+def _rows(processor: TensorProcessor, name: str, n: int) -> NDArray[np.int64] | None:
     """The rows of a matrix [n, K] of the file in the model's order; None if the model changes the matrix otherwise.
 
     The processor is given a matrix of two columns whose numbers show where each of them moves.

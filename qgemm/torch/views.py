@@ -8,7 +8,7 @@ Buffers are on the weight's device and in every state dict; layers do not share 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ BUFFERS = {"column_order": torch.int32, "factor": torch.float32, "divisor": torc
 class ViewedModule(PackedModule):
     """Base of QLinear: a packed weight [N, K] and, if it is a view, buffers for its order or factor."""
 
-    def _take(self, packed: Packed, weight: Any = None) -> None:
+    def _take(self, packed: Packed, weight: torch.nn.Parameter | None = None) -> None:
         """Hold the weights of a Tensor, a DeviceTensor or a view of either."""
         super()._take(packed.tensor if isinstance(packed, View) else packed, weight)
         if isinstance(packed, Reordered):
@@ -45,12 +45,12 @@ class ViewedModule(PackedModule):
         """Whether the weight is a view."""
         return any(self._buffers.get(name) is not None for name in BUFFERS)
 
-    def gathered(self, x: Any) -> Any:
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] with its columns in the order of the packed weight; unchanged if it has no K columns."""
         columns = self._buffers.get("column_order")
         return x if columns is None or x.shape[-1:] != columns.shape else x.index_select(-1, columns)
 
-    def scaled(self, y: Any) -> Any:
+    def scaled(self, y: torch.Tensor) -> torch.Tensor:
         """y [..., N] float32 with the factor or divisor of a Scaled weight applied."""
         factor, divisor = self._buffers.get("factor"), self._buffers.get("divisor")
         return y * factor if factor is not None else y if divisor is None else y / divisor
@@ -60,7 +60,7 @@ class ViewedModule(PackedModule):
         """Whether products are computed in float32, because a factor or divisor follows."""
         return self._buffers.get("factor") is not None or self._buffers.get("divisor") is not None
 
-    def dequantize(self, dtype: Any = torch.float32) -> Any:
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The weights as a new tensor [N, K] on their device: exact in float32, otherwise rounded once from it.
 
         Weights with a factor are decoded on the host.
@@ -74,7 +74,7 @@ class ViewedModule(PackedModule):
         w, columns = super().dequantize(dtype), self._buffers.get("column_order")
         return w if columns is None else torch.empty_like(w).index_copy_(1, columns.long(), w)
 
-    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> PackedModule:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedModule:
         """Buffers move to the weight's device; like packed weights they ignore dtypes."""
         buffers = {name: self._buffers[name] for name in BUFFERS if self._buffers.get(name) is not None}
         super()._apply(fn, recurse)
@@ -84,7 +84,7 @@ class ViewedModule(PackedModule):
                 self._buffers[name] = values.to(moved.device)
         return self
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
         """Load a state dict; a layer without a view adopts that of the state dict."""
         for name, dtype in BUFFERS.items():
             loaded = state_dict.get(prefix + name)
@@ -98,7 +98,7 @@ class ViewedModule(PackedModule):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def check_unviewed(layer: Any, label: str) -> None:
+def check_unviewed(layer: ViewedModule, label: str) -> None:
     """UnsupportedError for a layer whose weight is a view, which cannot be cut over ranks."""
     if layer.viewed:
         raise UnsupportedError(f"{label} has a weight of which columns are reordered or scaled, which is not cut")

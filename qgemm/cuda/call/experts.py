@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
+from qgemm import arguments
 from qgemm.cuda.kernels.expert_tiles import Size
 from qgemm.cuda.kernels.routes import MAX_SLOTS, MAX_TOP_K, route
 from qgemm.cuda.layout import tile as tiles
@@ -25,7 +26,14 @@ from .products import contiguous, finish, overlap, read, recording, target, temp
 from .replay import CallArrays, Scalars, remember, replayed
 
 
-def matmul(w: DeviceExperts, x: Any, ids: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> Any:
+def matmul(
+    w: DeviceExperts,
+    x: arguments.Array,
+    ids: arguments.Array,
+    bias: arguments.Array | None,
+    out: arguments.Array | None,
+    dtype: DTypeLike | None,
+) -> Any:
     """y [T, top_k, N] = x @ w[ids].T + bias[ids], by the launches of a call before or by the slow path."""
     y = replayed_matmul(w, x, ids, bias, out, dtype)
     if y is not None:
@@ -48,8 +56,9 @@ def matmul(w: DeviceExperts, x: Any, ids: Any, bias: Any, out: Any, dtype: DType
 
 
 def feed_forward(
-    x: Any, gate_up: Sequence[DeviceExperts], down: DeviceExperts, ids: Any, weights: Any, activation: str,
-    biases: Sequence[Any] | None, out: Any, dtype: DTypeLike | None,
+    x: arguments.Array, gate_up: Sequence[DeviceExperts], down: DeviceExperts, ids: arguments.Array,
+    weights: arguments.Array, activation: str, biases: Sequence[arguments.Array | None] | None,
+    out: arguments.Array | None, dtype: DTypeLike | None,
 ) -> Any:  # fmt: skip
     """y [T, K], by the launches of a call before or by the slow path.
 
@@ -81,14 +90,22 @@ def feed_forward(
         )
 
 
-def replayed_matmul(w: DeviceExperts, x: Any, ids: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> Any:
+def replayed_matmul(
+    w: DeviceExperts,
+    x: arguments.Array,
+    ids: arguments.Array,
+    bias: arguments.Array | None,
+    out: arguments.Array | None,
+    dtype: DTypeLike | None,
+) -> Any:
     """y of `qgemm.moe_matmul` by the launches of a call before; None if there is none like it."""
     return replayed(w.plans, *_product_key(x, ids, bias, out, dtype))
 
 
 def replayed_layer(
-    down: DeviceExperts, x: Any, gate_up: Any, ids: Any, weights: Any, function: str, biases: Any, out: Any,
-    dtype: DTypeLike | None,
+    down: DeviceExperts, x: arguments.Array, gate_up: arguments.Weights | Sequence[arguments.Weights],
+    ids: arguments.Array, weights: arguments.Array, function: str, biases: Sequence[arguments.Array | None] | None,
+    out: arguments.Array | None, dtype: DTypeLike | None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.moe` by the launches of a call before; None if there is none like it."""
     try:
@@ -98,14 +115,27 @@ def replayed_layer(
     return replayed(down.plans, scalars, arrays)
 
 
-def _product_key(x: Any, ids: Any, bias: Any, out: Any, dtype: DTypeLike | None) -> tuple[Scalars, CallArrays]:
+def _product_key(
+    x: arguments.Array,
+    ids: arguments.Array,
+    bias: arguments.Array | None,
+    out: arguments.Array | None,
+    dtype: DTypeLike | None,
+) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a product."""
     arrays = (x, ids) if out is None else (x, out, ids)
     return ("", dtype, out is None, bias is None), arrays if bias is None else (*arrays, bias)
 
 
 def _layer_key(
-    x: Any, gate_up: Any, ids: Any, weights: Any, function: str, biases: Any, out: Any, dtype: DTypeLike | None
+    x: arguments.Array,
+    gate_up: Any,
+    ids: arguments.Array,
+    weights: arguments.Array,
+    function: str,
+    biases: Sequence[arguments.Array | None] | None,
+    out: arguments.Array | None,
+    dtype: DTypeLike | None,
 ) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a layer."""
     first = function, dtype, out is None
@@ -127,14 +157,14 @@ def stride_of(w: DeviceExperts) -> ExpertStride:
     return ExpertStride(int(w.data.shape[1]), w.shape[1])
 
 
-def _read(call: Call, x: Any, ids: Any, *others: tuple[str, Any]) -> list[Array]:
+def _read(call: Call, x: arguments.Array, ids: arguments.Array, *others: tuple[str, Any]) -> list[Array]:
     """x, ids and other arrays, with their names, as kernels read them."""
     rows, chosen = read(call, x, "x", base=X), read(call, ids, "ids", INTEGERS)
     return [rows, chosen, *[read(call, array, name) for name, array in others]]
 
 
 def _target(
-    call: Call, shape: tuple[int, ...], out: Any, dtype: DTypeLike | None, reads: Sequence[Array]
+    call: Call, shape: tuple[int, ...], out: arguments.Array | None, dtype: DTypeLike | None, reads: Sequence[Array]
 ) -> tuple[Array, Array]:
     """y, and the array that kernels store it into: the same, or float32 where they cannot write in place."""
     y = target(call, out, shape, dtype)
@@ -144,7 +174,9 @@ def _target(
     return y, y if direct else temporary(call, shape)
 
 
-def _finished(call: Call, w: DeviceExperts, key: tuple[Scalars, CallArrays], y: Array, stored: Array, out: Any) -> Any:
+def _finished(
+    call: Call, w: DeviceExperts, key: tuple[Scalars, CallArrays], y: Array, stored: Array, out: arguments.Array | None
+) -> Any:
     """y as the caller gets it, once the last weights of a call remember it."""
     if stored is not y:
         view(y)[...] = view(stored)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -31,6 +31,9 @@ from qgemm.tensor import Tensor
 
 from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer, X, Y
 from .plan import Served, Source, launch_products, scratch, served, share_launch
+
+if TYPE_CHECKING:
+    import cupy
 
 
 class Product(NamedTuple):
@@ -162,7 +165,7 @@ def _stores(p: Product, by: Served) -> bool:
     return contiguous(p.y) and stores and (by.kernel.adds or not (p.bias.dtype or p.residual.dtype))
 
 
-def _store(p: Product, sums: Any) -> None:
+def _store(p: Product, sums: cupy.ndarray) -> None:
     """y = sums + bias + residual."""
     for added in (p.bias, p.residual):
         if added.dtype:
@@ -185,8 +188,8 @@ def _pointers(products: Sequence[Product]) -> list[Pointer]:
 
 
 def read(
-    call: Call, array: Any, who: str, types: Sequence[str] = tuple(C_TYPES), alignment: int = ALIGNMENT,
-    base: int | None = None,
+    call: Call, array: arguments.Array | None, who: str, types: Sequence[str] = tuple(C_TYPES),
+    alignment: int = ALIGNMENT, base: int | None = None,
 ) -> Array:  # fmt: skip
     """An array as kernels read it: contiguous, aligned, of one of some types, else cast to float32. None is NOTHING.
 
@@ -214,7 +217,9 @@ def read(
     return _placed(call, array, dtype, base)
 
 
-def target(call: Call, out: Any, shape: tuple[int, ...], dtype: DTypeLike | None, index: int = 0) -> Array:
+def target(
+    call: Call, out: arguments.Array | None, shape: tuple[int, ...], dtype: DTypeLike | None, index: int = 0
+) -> Array:
     """An output by its index: the memory of `out`, whatever its type and strides, or a new array."""
     if out is None:
         return _new(call, shape, output_dtype(dtype).name, Y + index)
@@ -246,7 +251,7 @@ def _new(call: Call, shape: tuple[int, ...], dtype: str, base: int) -> Array:
     return _placed(call, library.new(shape, library.dtype(dtype), call.device)(), dtype, base)
 
 
-def _placed(call: Call, values: Any, dtype: str, base: int) -> Array:
+def _placed(call: Call, values: arguments.Array, dtype: str, base: int) -> Array:
     """An array of a type as that with this base."""
     library = library_for(type(values)) or cupy_library()
     call.addresses[base], call.nbytes[base] = library.pointer(values), prod(values.shape) * SIZES[dtype]

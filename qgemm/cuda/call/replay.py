@@ -20,7 +20,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from qgemm.arguments import Epilogue, Gated
+from qgemm.arguments import Array, Epilogue, Gated
 from qgemm.arguments import epilogues as epilogues_of
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.driver.graph import graph_of
@@ -62,8 +62,8 @@ class Replay:
 
 
 def product(
-    w: DeviceTensor, x: Any, activation: str | None, bias: Any, residual: Any, out: Any, dtype: DTypeLike | None,
-    gated: Gated | None = None,
+    w: DeviceTensor, x: Array | DeviceActivations, activation: str | None, bias: Array | None, residual: Array | None,
+    out: Array | None, dtype: DTypeLike | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.matmul`, by the launches of a call before or by the slow path; of `qgemm.gated` where w is a gate."""
     plans: Plans = w.plans
@@ -94,7 +94,7 @@ def product(
 
 
 def products(
-    x: Any, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
+    x: Array | DeviceActivations, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
     outs: Sequence[Any] | None, dtype: DTypeLike | None,
 ) -> list[Any] | None:  # fmt: skip
     """The list of `qgemm.matmul_many`, by the launches of a call before or by the slow path.
@@ -117,7 +117,12 @@ def products(
 
 
 def call_key(
-    x: Any, kind: str | None, outs: Sequence[Any] | None, dtype: DTypeLike | None, scalars: Scalars, added: CallArrays
+    x: Array | DeviceActivations,
+    kind: str | None,
+    outs: Sequence[Any] | None,
+    dtype: DTypeLike | None,
+    scalars: Scalars,
+    added: CallArrays,
 ) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a call; kind: of activations, or the function of a layer of experts.
 
