@@ -92,7 +92,9 @@ def test_ci_reaches_every_kernel_of_every_format_on_every_architecture():
         compiled = {unit.kernel for unit in chosen if unit.arch == arch}
         assert not rows - compiled, f"a row for {arch} is never reached: rows above it serve all its problems"
         assert compiled == rows | transforms | other
-    assert {routes.source_of(unit.kernel) for unit in chosen} == {path.stem for path in sources.kernels_dir().rglob("*.cu")}
+    assert {routes.source_of(unit.kernel) for unit in chosen} == {
+        path.stem for path in sources.kernels_dir().rglob("*.cu")
+    }
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Nothing is imported, so that names of `qgemm.torch` get their pages where torch 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -89,18 +90,26 @@ def summary_of(name: str, node: ast.AST | None) -> str:
 
 @cache
 def names() -> tuple[Name, ...]:
-    """Every public name, in the order of `__all__`."""
-    public = []
-    for package, door in DOORS.items():
-        (exports,) = (
-            node.value
-            for node in parsed(door).body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        )
-        for name in ast.literal_eval(exports):
-            node = definition(door, name)
-            public.append(Name(package, name, kind_of(name, node), summary_of(name, node)))
-    return tuple(public)
+    """Every public name: of `__all__`, then of the classes of qgemm/cuda/ that qgemm imports at their first use."""
+    public = [(package, name, door) for package, door in DOORS.items() for name in listed(door, "__all__")]
+    on_device = listed(ROOT / "qgemm" / "__init__.py", "_ON_DEVICE")
+    public += [("qgemm", name, ROOT / "qgemm" / "cuda" / "__init__.py") for name in on_device]
+    nodes = [definition(door, name) for _, name, door in public]
+    return tuple(
+        Name(package, name, kind_of(name, node), summary_of(name, node))
+        for (package, name, _), node in zip(public, nodes, strict=True)
+    )
+
+
+def listed(path: Path, variable: str) -> Sequence[str]:
+    """The names in a list or tuple of a module."""
+    (value,) = (
+        node.value
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == variable
+    )
+    names: Sequence[str] = ast.literal_eval(value)
+    return names
 
 
 def index() -> str:
