@@ -6,8 +6,8 @@
 
 namespace qgemm {
 
-// e5m2 is the upper byte of a half. Exponent and mantissa of e4m3, moved one bit down, make a half. It is the number times
-// 2^-8, because its exponent has another bias; subnormal numbers included.
+// e5m2 is the upper byte of a half. Exponent and mantissa of e4m3, moved one bit down, make a half. It is the number
+// times 2^-8, because its exponent has another bias; subnormal numbers included.
 template <class Fields>
 struct Floats8 : Fields {
     using Codes = typename Fields::Codes;

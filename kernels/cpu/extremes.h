@@ -34,8 +34,8 @@ INLINE float add_half_away(float value) { return value + __builtin_copysignf(0x1
 
 INLINE float reciprocal(float d) { return d == 0 ? 0 : 1 / d; }
 
-// Truncates toward zero and caps at `max_code`. Values that are not finite or exceed an integer give 0, as in NumPy's codec
-// on x86.
+// Truncates toward zero and caps at `max_code`. Values that are not finite or exceed an integer give 0, as in NumPy's
+// codec on x86.
 INLINE int32_t truncate_to_code(float value, int32_t max_code) {
     const int32_t result = fabsf(value) < 2147483648.0f ? (int32_t)value : 0;
     return result > max_code ? max_code : result;

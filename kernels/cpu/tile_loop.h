@@ -1,12 +1,12 @@
-// y for many rows of x by tiles of W: PANELS tiles of 16 rows are loaded once for each 256 columns and multiplied by all
-// rows of x. Included by integer_tiles.h, float_tiles.h and products_eight_bits.c.
+// y for many rows of x by tiles of W: PANELS tiles of 16 rows are loaded once for each 256 columns and multiplied by
+// all rows of x. Included by integer_tiles.h, float_tiles.h and products_eight_bits.c.
 //
 // Macros, undefined at the end:
 //
 // MULTIPLY_TILES   name of the function that is defined
 // TILE             type of 16 rows by 256 columns of W
 // TILE_SETUP       declares what LOAD_TILE needs, once for all tiles; may be empty
-// LOAD_TILE        LOAD_TILE(to, row, rows, i): loads columns 256 * i and the following of `rows` rows of W from `row` on
+// LOAD_TILE        LOAD_TILE(to, row, rows, i): loads the 256 columns from 256 * i on of `rows` rows of W from `row` on
 // ADD_TILES        ADD_TILES(p, i, w, sums): adds the products of all rows of x and tiles w to sums
 static void MULTIPLY_TILES(const product* p, int64_t first, int64_t last) {
     const int64_t supers = (p->k + SUPER - 1) / SUPER;

@@ -19,15 +19,16 @@
 // ZERO               the format's own zero point
 // MINIMUM            1 if the format has minimums
 //
-// A header defines unpack(blocks), which returns all three. If each byte of the codes depends on the same byte of RAW vectors, it defines
-// three steps instead: load_raw(bytes, blocks) loads these vectors, raw_to_codes(codes, bytes) computes the codes,
-// load_scales(w, blocks) the scales and minimums. Tiles of 16 rows then transpose RAW vectors a row instead of four.
+// A header defines unpack(blocks), which returns all three. If each byte of the codes depends on the same byte of RAW
+// vectors, it defines three steps instead: load_raw(bytes, blocks) loads these vectors, raw_to_codes(codes, bytes)
+// computes the codes, load_scales(w, blocks) the scales and minimums. Tiles of 16 rows then transpose RAW vectors a row
+// instead of four.
 //
 // Optional macros and their functions:
 //
-// LANE_SCALES        a lane keeps one block in all four vectors; load_lane_scales(&scale, &minimum, blocks) has the scale
-//                    and minimum of each lane. Integer sums of lanes then become floats at once (lane_rows.h), and LANES,
-//                    LOW_GROUP and the like are not needed.
+// LANE_SCALES        a lane keeps one block in all four vectors; load_lane_scales(&scale, &minimum, blocks) has the
+//                    scale and minimum of each lane. Integer sums of lanes then become floats at once (lane_rows.h),
+//                    and LANES, LOW_GROUP and the like are not needed.
 // LANE_CODES         besides, load_lane_codes(codes, blocks) makes codes that count LANE_FACTOR(lane) each
 // TILE_SCALES        load_tile_scales(scale, minimum, blocks) loads scales and minimums of 16 rows, one row a lane
 #pragma once

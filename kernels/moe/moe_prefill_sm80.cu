@@ -3,9 +3,9 @@
 //   y [rows, n] = x @ W[expert of the row].T, rows of x and y being sorted by expert (moe_sort)
 //   GATED: gate(x @ W0[expert].T + bias0, x @ W1[expert].T + bias1), W0 being the weights of the gate
 //
-// Pipeline and mainloop are those of prefill_sm80. A CTA computes a tile of y: a token tile of one expert by ROWS rows of
-// W. The grid has a CTA for the largest possible number of tiles; CTAs beyond the actual number, which only the device
-// knows, exit at once.
+// Pipeline and mainloop are those of prefill_sm80. A CTA computes a tile of y: a token tile of one expert by ROWS
+// rows of W. The grid has a CTA for the largest possible number of tiles. CTAs beyond the actual number, which only the
+// device knows, exit at once.
 // Config: see sm80/config.cuh; In: half, bf16; GATED, GATE (a GateCode).
 #include "gemm/epilogue.cuh"
 #include "gemm/sm80/a16.cuh"
