@@ -368,7 +368,7 @@ def test_an_unknown_format_names_those_that_are_close():
 def test_rows_must_hold_whole_blocks(fmt):
     with pytest.raises(qgemm.ShapeError, match=f"{fmt}: row length 100 is not a multiple of {fmt.weights}"):
         qgemm.quantize(np.ones((2, 100), np.float32), fmt)
-    with pytest.raises(qgemm.UnsupportedError, match="scalar"):
+    with pytest.raises(qgemm.ShapeError, match="scalar"):
         qgemm.quantize(np.float32(1), fmt)
     with pytest.raises(TypeError, match="int64"):
         qgemm.quantize(np.ones((2, fmt.weights), np.int64), fmt)
