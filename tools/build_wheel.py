@@ -98,7 +98,7 @@ x = rng.standard_normal((17, 512), np.float32)
 for fmt in qgemm.FORMATS.values():
     if libraries.source(fmt) is None:
         continue
-    importance = np.ones(512, np.float32) if fmt.needs_importance else None
+    importance = np.ones(512, np.float32) if fmt.encoding.needs_importance else None
     w = qgemm.quantize(rng.standard_normal((40, 512), np.float32), fmt.name, imatrix=importance)
     for activation in ("a16", "a8") if fmt.integer else ("a16",):
         y = [qgemm.matmul(x[:m], w, activation) for m in (3, 17)]
