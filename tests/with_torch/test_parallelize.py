@@ -110,7 +110,8 @@ def refused(rank, world, path):
         ({**mlp, "model.layers.*.mlp.gate_proj": "rowwise"}, "are not cut alike"),
     )  # fmt: skip
     for bad_plan, message in cases:
-        with pytest.raises(qgemm.UnsupportedError, match=message):
+        kind = qgemm.ShapeError if bad_plan is None else qgemm.UnsupportedError
+        with pytest.raises(kind, match=message):
             parallelize(model, bad_plan)
     for change, message in (
         (lambda layer: layer.add_lora(normal(2, layer.in_features), normal(layer.out_features, 2)), "has LoRA"),
