@@ -63,6 +63,7 @@ def test_dequantize_and_gradients(name):
 
 @each_view
 def test_a_graph_has_the_view(name):
+    torch._dynamo.reset()  # its limit counts the graphs of all tests of this process
     layer = QLinear.from_tensor(VIEWS[name](), torch.nn.Parameter(normal(N, seed=1)))
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     for m in (2, 5):
