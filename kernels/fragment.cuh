@@ -49,6 +49,11 @@ __device__ constexpr bool code_bits_are(int low, int high = 0, int top = 0) {
 }
 
 __device__ inline half2 as_half2(u32 bits) { return *reinterpret_cast<half2*>(&bits); }
+__device__ inline __nv_bfloat162 as_bf162(u32 bits) { return *reinterpret_cast<__nv_bfloat162*>(&bits); }
+template <class Pair>
+__device__ inline u32 bits_of(const Pair& pair) {
+    return *reinterpret_cast<const u32*>(&pair);
+}
 
 __device__ inline Fragment as_fragment(u32 a0, u32 a1, u32 a2, u32 a3) {
     return {as_half2(a0), as_half2(a1), as_half2(a2), as_half2(a3)};
@@ -75,6 +80,37 @@ __device__ inline u32 bf16_numbers(u32 codes, int zero) {
         __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&bits), __float2bfloat162_rn(128 + zero));
     return *reinterpret_cast<const u32*>(&numbers);
 }
+
+// Codes of a format as bf16 without conversion: (level + BIAS) * 2^-EXPONENT, in row g + 8 times 2^SHIFT.
+//
+// Whole numbers below 256 are the bits of bf16 numbers times 2^133, which tensor cores multiply exactly: masked codes are
+// such numbers. A format with other codes defines codes_bf16 and its constants, or it has levels alone: EXPONENT 0.
+constexpr int BF16_INTEGERS = 133;
+template <class Format, class = void>
+struct Bf16Codes {
+    static constexpr bool MASKED = !Format::CODES_ARE_LEVELS && Format::TABLE_BYTES == 0;
+    static constexpr int BIAS = MASKED ? Format::CODE_BIAS : 0, SHIFT = MASKED ? Format::HIGH_ROW_SHIFT : 0;
+    static constexpr int EXPONENT = MASKED ? BF16_INTEGERS : 0;
+
+    template <class Codes>
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        constexpr int BIT = 24 - Format::CODE_EXPONENT;  // the lowest bit of a code
+        Fragment f = Format::codes_f16(codes, step);
+        if constexpr (BIT > 0)
+#pragma unroll
+            for (half2& pair : f.a) pair = as_half2(bits_of(pair) >> BIT);
+        return f;
+    }
+};
+template <class Format>
+struct Bf16Codes<Format, decltype(void(Format::BF16_BIAS))> {
+    static constexpr int BIAS = Format::BF16_BIAS, SHIFT = 0, EXPONENT = Format::BF16_EXPONENT;
+
+    template <class Codes>
+    static __device__ Fragment fragment(const Codes& codes, int step) {
+        return Format::codes_bf16(codes, step);
+    }
+};
 
 // Levels as floats, exact in every format.
 template <class Format>

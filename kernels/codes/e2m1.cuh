@@ -68,6 +68,14 @@ struct E2m1 : Fields {
     // codes_f16 are v / 2^15: masked bits without further decoding.
     static constexpr int CODE_BIAS = 0, CODE_EXPONENT = Fields::LEVEL_EXPONENT, HIGH_ROW_SHIFT = 0;
     static __device__ Fragment codes_f16(const Codes& codes, int step) { return e2m1_f16(codes.low[step]); }
+    // The half 1 + (16 + v) / 2^10 has the bits of the bf16 (144 + v) / 2^14: one multiply-add, and no shift.
+    static constexpr int BF16_BIAS = 144, BF16_EXPONENT = 14;
+    static __device__ Fragment codes_bf16(const Codes& codes, int step) {
+        Fragment f = codes_f16(codes, step);
+#pragma unroll
+        for (half2& pair : f.a) pair = __hfma2(pair, __float2half2_rn(32), __float2half2_rn(1 + 16 * two_to(-10)));
+        return f;
+    }
     static __device__ Bytes bytes(const Codes& codes, int step) { return e2m1_bytes(codes.low[step]); }
 };
 

@@ -10,6 +10,11 @@ __device__ inline void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// mbarrier.inval: the memory may hold another barrier.
+__device__ inline void mbarrier_inval(u32 barrier) {
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // mbarrier.arrive.expect_tx: one arrival; the phase also waits for `bytes` of copies.
 __device__ inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

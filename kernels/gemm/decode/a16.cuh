@@ -6,15 +6,53 @@
 
 #include "policies.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/vote_ballot.cuh"
 #include "reduce.cuh"
 #include "scales.cuh"
 #include "x_loader.cuh"
 
 namespace qgemm {
 
+// The power of two that multiplies x for operands with an X_EXPONENT. Numbers from 2^(128 - X_EXPONENT) on become
+// infinite by it, and then so do sums of their token: the warp starts again without a factor.
+template <class Config, int X_EXPONENT>
+struct XRange {
+    static constexpr u32 ONES = 0x3f803f80;
+    u32 factors = ONES + (X_EXPONENT << 7) * 0x00010001;  // as bf16
+
+    __device__ void scale(u32& pair) const {
+        if constexpr (X_EXPONENT != 0) pair = bits_of(__hmul2(as_bf162(pair), as_bf162(factors)));
+    }
+    // Whether the warp has to start again for sums of its m tokens; else all sums are as with the factor.
+    __device__ bool left(typename Config::WarpAcc& acc, int m, int lane) {
+        if constexpr (X_EXPONENT != 0) {
+            float zero = 0;  // NaN after a sum that is not finite
+            for_all(acc, [&](float& sum, int token) {
+                if (token + 2 * (lane % 4) < m || Config::TOKENS == 1) zero += 0 * sum;
+            });
+            if (factors == ONES)
+                for_all(acc, [](float& sum, int) { sum *= two_to(X_EXPONENT); });
+            else if (vote_ballot(zero != 0))
+                return factors = ONES, true;
+        }
+        return false;
+    }
+    // function(sum, token) for the sums of a lane; token: of lanes t = 0.
+    template <class Function>
+    static __device__ void for_all(typename Config::WarpAcc& acc, Function function) {
+#pragma unroll
+        for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16)
+#pragma unroll
+            for (int n8 = 0; n8 < Config::N8_TILES; ++n8)
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    function(acc[m16 / Config::M16_TILES][m16 % Config::M16_TILES][n8].sum[i], 8 * n8 + i % 2);
+    }
+};
+
 // acc += W @ x for stage number i of the warp, without the minimums of super-blocks.
-template <class Config>
-__device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums,
+template <class Config, class Range>
+__device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_sums, const Range& x_range,
                                 const WarpSmem<Config, XRows<Config>>& smem, int i, int stage, int lane) {
     using Format = typename Config::Fields;
     using In = typename Config::In;
@@ -30,9 +68,12 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
 #pragma unroll
     for (int n8 = 0; n8 < N8_TILES; ++n8)
 #pragma unroll
-        for (int pair = 0; pair < STEPS / 2; ++pair)
+        for (int pair = 0; pair < STEPS / 2; ++pair) {
             load_x_steps<Format::OWNS_COLUMNS>(b[n8][pair], &x[8 * n8][32 * pair],
                                                Config::TOKEN_STRIDE * (Config::STAGE_COLUMNS + 8), lane);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) x_range.scale(b[n8][pair][j / 2][0][j % 2]);
+        }
     const auto multiply_step = [&](Acc& sum, const Fragment& a, int n8, int step) {
 #pragma unroll
         for (int term = 0; term < B::TERMS; ++term)
@@ -61,8 +102,10 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
                 }
     }
     if constexpr (SHARED_MINIMUM)
-        x_sums.move(k_block, lane,
-                    [&](int n8, int scale) -> float2 { return {starts[scale][n8].sum[0], starts[scale][n8].sum[1]}; });
+        x_sums.move(k_block, lane, [&](int n8, int scale) -> float2 {
+            const float (&sum)[4] = starts[scale][n8].sum;
+            return {sum[0] * B::SUM_FACTOR, sum[1] * B::SUM_FACTOR};
+        });
 #pragma unroll
     for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16) {
         const int row_block = m16 / Config::M16_TILES, m16_in_block = m16 % Config::M16_TILES;
@@ -117,30 +160,36 @@ struct MainloopA16 {
         if constexpr (Config::CLUSTER_SPLIT_K > 1) barrier_cluster_arrive();  // peers may store to this CTA's inbox
         auto* smem = reinterpret_cast<Smem*>(memory + Config::INBOX_BYTES + Format::TABLE_BYTES) + coord.warp_k;
         auto& pipeline = smem->pipeline;
-        KTileIterator<Config> k_tiles = {coord};
         using Stage = typename decltype(smem->pipeline)::Stage;
-        XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
-        const StageBarriers<Config::STAGES, true, Config::BULK> barriers(mbarriers[coord.warp_k]);
-
-        typename Config::WarpAcc acc = {};
-        XSums<Config> x_sums = {};
-        main_loop<Config::STAGES, Coord::X_FIRST>(
-            coord.count, barriers,
-            [&](int stage) {
-                barriers.first_copy(stage, pipeline.bytes(k_tiles),
-                                    [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
-                k_tiles.advance();
-            },
-            [&] {
-                share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
-                prefetch_w<Config>(pipeline, k_tiles);
-                store.begin();
-            },
-            [] {}, [&](int stage) { x_loader.load(stage); },
-            [&](int i, int stage) {
-                multiply_stage<Config, 3>(acc, x_sums, *smem, i, stage, 1 << B::SHIFT, coord.lane,
-                                          [&] { multiply<Config>(acc, x_sums, *smem, i, stage, coord.lane); });
-            });
+        typename Config::WarpAcc acc;
+        XRange<Config, B::X_EXPONENT> x_range;
+        for (;;) {
+            KTileIterator<Config> k_tiles = {coord};
+            XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
+            const StageBarriers<Config::STAGES, true, Config::BULK> barriers(mbarriers[coord.warp_k]);
+            XSums<Config> x_sums = {};
+            x_range.for_all(acc, [](float& sum, int) { sum = 0; });
+            main_loop<Config::STAGES, Coord::X_FIRST>(
+                coord.count, barriers,
+                [&](int stage) {
+                    barriers.first_copy(stage, pipeline.bytes(k_tiles),
+                                        [&](auto copy) { pipeline.load(k_tiles, stage, copy); });
+                    k_tiles.advance();
+                },
+                [&] {
+                    share_table<Format, typename B::Type, Config::THREADS>(B::EXPONENT);
+                    prefetch_w<Config>(pipeline, k_tiles);
+                    store.begin();
+                },
+                [] {}, [&](int stage) { x_loader.load(stage); },
+                [&](int i, int stage) {
+                    multiply_stage<Config, 3>(
+                        acc, x_sums, *smem, i, stage, {1 / B::SUM_FACTOR, (1 << B::SHIFT) / B::SUM_FACTOR}, coord.lane,
+                        [&] { multiply<Config>(acc, x_sums, x_range, *smem, i, stage, coord.lane); });
+                });
+            if (!x_range.left(acc, m, coord.lane)) break;
+            barriers.end(coord.count);
+        }
         __syncthreads();                         // every warp has read its stages: the reduction aliases them
         const float unit = two_to(B::EXPONENT);  // value of a code
         reduce_and_store<Config>(acc, {unit, unit / (1 << B::SHIFT)}, memory, coord, m, store);

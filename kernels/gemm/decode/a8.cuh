@@ -164,7 +164,7 @@ struct MainloopA8 {
             k_tiles.advance();
         };
         const auto multiply_by = [&](const Activations* quantized, int i, int stage) {
-            multiply_stage<Config, SUM_TERMS>(acc, x_sums, smem, i, stage, 1, coord.lane, [&] {
+            multiply_stage<Config, SUM_TERMS>(acc, x_sums, smem, i, stage, {1, 1}, coord.lane, [&] {
                 multiply<Config>(acc, x_sums, smem, quantized, i, stage, coord.lane);
             });
         };

@@ -1,7 +1,9 @@
-// Operands of the mma in a16.cuh by the type of x: x as operand B, codes of W as operand A of the same type.
+// Operands of the mma in a16.cuh by the type of x: x as operand B, codes of W as operand A of the same type. A product
+// with a constant subtracts the code of level 0.
 //
-// half   Codes without conversion, as halves times 2^-CODE_EXPONENT; a product with a constant subtracts the zero.
-// bf16   Levels, exact.
+// half   Codes without conversion, as halves times 2^-CODE_EXPONENT.
+// bf16   Bf16Codes, or levels where a format has none. Integers of 2^-133 leave the range of float, so that x is
+//        multiplied by 2^X_EXPONENT (XRange in a16.cuh). SUM_FACTOR brings sums of x to where floats split into bf16.
 // float  Levels in bf16, exact; x is a sum of three bf16 terms of 8 bits each.
 #pragma once
 
@@ -17,7 +19,8 @@ struct Operand;
 template <class Format>
 struct Operand<Format, half> {
     using Type = half;
-    static constexpr int TERMS = 1;
+    static constexpr int TERMS = 1, X_EXPONENT = 0;
+    static constexpr float SUM_FACTOR = 1;
     static constexpr int ZERO = Format::CODE_BIAS, EXPONENT = Format::CODE_EXPONENT, SHIFT = Format::HIGH_ROW_SHIFT;
     template <class Codes>
     static __device__ Fragment weights(const Codes& codes, int step) {
@@ -31,9 +34,29 @@ struct Operand<Format, half> {
 };
 
 template <class Format>
-struct Bf16Operand {
+struct Operand<Format, bf16> {
     using Type = bf16;
-    static constexpr int ZERO = 0, EXPONENT = 0, SHIFT = 0;
+    using Integers = Bf16Codes<Format>;
+    static constexpr int TERMS = 1, X_EXPONENT = Integers::EXPONENT == BF16_INTEGERS ? 96 : 0;
+    static constexpr int ZERO = Integers::BIAS, EXPONENT = Integers::EXPONENT - X_EXPONENT, SHIFT = Integers::SHIFT;
+    static constexpr float SUM_FACTOR = X_EXPONENT ? 0x1p64f : 1;
+    template <class Codes>
+    static __device__ Fragment weights(const Codes& codes, int step) {
+        if constexpr (Integers::EXPONENT != 0) return Integers::fragment(codes, step);
+        return bf16_levels<Format>(codes, step);
+    }
+    static __device__ Fragment constant(int code) {
+        if constexpr (X_EXPONENT != 0) return constant_f16(code, SHIFT);
+        const half2 pair = as_half2(bits_of(__float2bfloat162_rn(code * two_to(-EXPONENT))));
+        return {pair, pair, pair, pair};
+    }
+};
+
+template <class Format>
+struct Operand<Format, float> {
+    using Type = bf16;
+    static constexpr int TERMS = 3, X_EXPONENT = 0, ZERO = 0, EXPONENT = 0, SHIFT = 0;
+    static constexpr float SUM_FACTOR = 1;
     template <class Codes>
     static __device__ Fragment weights(const Codes& codes, int step) {
         return bf16_levels<Format>(codes, step);
@@ -42,14 +65,6 @@ struct Bf16Operand {
         const half2 ones = as_half2(0x3f803f80);
         return {ones, ones, ones, ones};
     }
-};
-template <class Format>
-struct Operand<Format, bf16> : Bf16Operand<Format> {
-    static constexpr int TERMS = 1;
-};
-template <class Format>
-struct Operand<Format, float> : Bf16Operand<Format> {
-    static constexpr int TERMS = 3;
 };
 
 // A lane's share of operand B for one step and eight tokens: token g, columns (2t, 2t + 1) and (2t + 8, 2t + 9).

@@ -147,6 +147,19 @@ struct StageBarriers<STAGES, LANE_COPIES, true> {
         if (LANE_COPIES) cp_async_mbarrier_arrive(barriers + 8 * stage);
     }
     __device__ void wait(int stage, int phase) const { mbarrier_wait_parity(barriers + 8 * stage, phase & 1); }
+    // Ends all barriers after `count` waits, so that others may be built in their place: every stage was closed once more
+    // than it was waited for, and asynchronous arrivals may still be on their way.
+    __device__ void end(int count) const {
+        __syncwarp();
+        for (int stage = 0; stage < STAGES; ++stage) {
+            if (elect_sync()) mbarrier_arrive(barriers + 8 * stage);
+            wait(stage, (count - stage + STAGES - 1) / STAGES);
+        }
+        __syncwarp();
+        if (elect_sync())
+            for (int stage = 0; stage < STAGES; ++stage) mbarrier_inval(barriers + 8 * stage);
+        __syncwarp();
+    }
 };
 
 // cp.async: all lanes copy, a stage is a group.
@@ -169,6 +182,7 @@ struct StageBarriers<STAGES, LANE_COPIES, false> {
         cp_async_wait<STAGES - 1>();
         __syncwarp();  // copies of other lanes are visible
     }
+    __device__ void end(int) const {}
 };
 
 // Prefetches the PREFETCH stages that follow those in the pipeline into the L2 cache, while the warp waits for x.

@@ -97,10 +97,10 @@ struct XSums {
 };
 
 // Adds minimum * sum of x for a tile of a super-block. A sum is split into TERMS bf16 of 8 bits, so that only the float
-// accumulation rounds. high_row_factor: by which accumulators of rows g + 8 are larger than those of rows g.
+// accumulation rounds. unit: of the sums in accumulators of rows g and of rows g + 8.
 template <class Config, int TERMS>
 __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSums<Config>& x_sums,
-                                    const typename Config::Fields& fields, int high_row_factor, int lane) {
+                                    const typename Config::Fields& fields, float2 unit, int lane) {
     constexpr int N8_TILES = Config::N8_TILES, PAIRS = Config::MINIMUM_PAIRS;
     const int g = lane / 4, t = lane % 4;
     u32 terms[N8_TILES][PAIRS][TERMS];
@@ -135,16 +135,16 @@ __device__ inline void add_minimums(typename Config::RowBlockAcc& acc, const XSu
             }
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                acc[m16][n8].sum[i] += (i < 2 ? factor.x : factor.y * high_row_factor) * dots.sum[i];
+                acc[m16][n8].sum[i] += (i < 2 ? factor.x * unit.x : factor.y * unit.y) * dots.sum[i];
         }
     }
 }
 
 // Multiplies stage number i of the warp. The first stage of a tile decodes scales before multiply(), the last one adds
-// minimums after it. SUM_TERMS, high_row_factor: see add_minimums.
+// minimums after it. SUM_TERMS, sum_unit: see add_minimums.
 template <class Config, int SUM_TERMS, class Smem, class Multiply>
 __device__ __forceinline__ void multiply_stage(typename Config::WarpAcc& acc, const XSums<Config>& x_sums, Smem& smem,
-                                               int i, int stage, int high_row_factor, int lane, Multiply multiply) {
+                                               int i, int stage, float2 sum_unit, int lane, Multiply multiply) {
     constexpr int ROW_BLOCKS = Config::ROW_BLOCKS, STAGES_OF_TILE = Config::STAGES_OF_TILE;
     const auto fields = [&](int row_block) -> const auto& { return smem.pipeline.fields(i, stage, row_block); };
     if (i % STAGES_OF_TILE == 0)
@@ -153,7 +153,7 @@ __device__ __forceinline__ void multiply_stage(typename Config::WarpAcc& acc, co
     if constexpr (Config::SHARED_MINIMUM)
         if (i % STAGES_OF_TILE == STAGES_OF_TILE - 1)
             for (int row_block = 0; row_block < ROW_BLOCKS; ++row_block)
-                add_minimums<Config, SUM_TERMS>(acc[row_block], x_sums, fields(row_block), high_row_factor, lane);
+                add_minimums<Config, SUM_TERMS>(acc[row_block], x_sums, fields(row_block), sum_unit, lane);
 }
 
 }  // namespace qgemm

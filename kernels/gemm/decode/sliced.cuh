@@ -158,7 +158,7 @@ private:
         }
         for (int row_block = 0; row_block < Config::ROW_BLOCKS; ++row_block)
             add_minimums<Config, 3>(acc[row_block], x_sums,
-                                    pipeline.fields(i * Config::STAGES_OF_TILE, stage, row_block), HIGH_ROW, lane);
+                                    pipeline.fields(i * Config::STAGES_OF_TILE, stage, row_block), {1, HIGH_ROW}, lane);
     }
 };
 
