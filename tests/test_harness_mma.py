@@ -14,6 +14,7 @@ from q8_1_blocks import in_k_blocks
 from strategies import EVERY_INTEGER, EVERY_TILED, over_formats
 
 import qgemm
+from qgemm.codec.format import float_dtype
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import prefill_sm80
 from qgemm.cuda.problem import Q8_1
@@ -91,6 +92,26 @@ def test_decode_of_one_token(fmt):
     """One row of x is read as the eight columns of an instruction."""
     w, x, expected, bound = problem(fmt, 1)
     assert (np.abs(run_decode(fmt, "decode", "half", x.astype(np.float16), w, 1) - expected) <= bound).all()
+
+
+@over_formats(
+    [qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0", "mxfp4", "nvfp4", "tq2_0", "iq4_nl", "u8z_g128")]
+)
+@pytest.mark.parametrize("m", [1, 5])
+def test_decode_of_bfloat16(fmt, m):
+    """Codes as the bits of bf16: x is small, or so large that warps start again without its factor."""
+    w, x, _, _ = problem(fmt, m)
+    x, weights = x.astype(float_dtype("bfloat16")).astype(np.float64), w.dequantize().astype(np.float64)
+    for power in (-80, -40, 0, 31, 33, 100):
+        scaled = x * 2.0**power
+        y = run_decode(fmt, "decode", "bf16", scaled.astype(float_dtype("bfloat16")), w, m)
+        bound = 2.0**-18 * np.abs(scaled) @ np.abs(weights).T
+        assert (np.abs(y - scaled @ weights.T) <= bound).all(), power
+    x[0, -1] = 2.0**40  # one warp starts again; the product of x with the code of level 0 is subtracted
+    y = run_decode(fmt, "decode", "bf16", x.astype(float_dtype("bfloat16")), w, m)
+    error = np.abs(y - x @ weights.T)
+    assert (error[0] <= 2.0**-18 * np.abs(x[0]).sum() * np.abs(weights).max()).all()
+    assert (error[1:] <= 2.0**-14 * np.abs(x[1:]) @ np.abs(weights).T).all()
 
 
 @over_formats([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "q8_0")])
