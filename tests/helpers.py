@@ -242,13 +242,13 @@ def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.T
     return prepared, y
 
 
-def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor, levels_first: bool = False) -> None:
-    """Integer dots on either side, also where x is extreme: finite, and off by what float32 sums of the terms are.
+def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor, **kernel: bool) -> None:
+    """Finite, and off by no more than float32 sums of the formula's terms, also where x is extreme.
 
-    Twice that, since kernels sum the products of codes and of their zero apart, unless levels_first (a8_exact).
+    kernel: levels_first and partial_dots of a8_exact.
     """
     assert np.isfinite(got).all()
-    of_integer_dots(qgemm.quantize_activations(x).blocks, w, levels_first).check(got)
+    of_integer_dots(qgemm.quantize_activations(x).blocks, w, **kernel).check(got)
 
 
 # ---------------------------------------------------------------- programs

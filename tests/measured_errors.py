@@ -84,10 +84,14 @@ def of_roundings(y: Any, bound: Any, count: int) -> Expected:
 
 
 def of_integer_dots(
-    x: Blocks, w: Tensor, levels_first: bool = False, place: Callable[..., Any] = np.asarray
+    x: Blocks,
+    w: Tensor,
+    levels_first: bool = False,
+    partial_dots: bool = False,
+    place: Callable[..., Any] = np.asarray,
 ) -> Expected:
     """error_bound.a8_exact of blocks x [M, K / 32]; twice its bound, since kernels sum codes and zeros separately."""
-    y, bound = a8_exact(x, w.format, w.blocks, place, levels_first)
+    y, bound = a8_exact(x, w.format, w.blocks, place, levels_first, partial_dots)
     return of_roundings(y, 2 * bound, x.shape[1] * 32 // min(w.format.group, 32) + 6)
 
 
@@ -162,10 +166,11 @@ def rounded_weights(fmt: Format, blocks: Blocks, dtype: str, levels_alone: bool)
 def sum_loss(terms: int, tensor_cores: bool = True) -> float:
     """The RMS error of a float32 sum of `terms` products, relative to the root of the sum of their squares.
 
-    Partial sums grow with the root of the number of their terms, and each addition rounds. Compiled code and BLAS keep
-    at least four partial sums. A tensor core cuts its sum, always toward zero, once in TENSOR_CORE_TERMS products.
+    Partial sums grow with the root of the number of their terms, and each addition rounds: this is the error of one sum
+    in order, which several partial sums only lessen. A tensor core cuts its sum, always toward zero, once in
+    TENSOR_CORE_TERMS products.
     """
-    return U * (ROUNDING_RMS * (3 + terms / 8) ** 0.5 + tensor_cores * terms / TENSOR_CORE_TERMS)
+    return U * (ROUNDING_RMS * (3 + terms / 2) ** 0.5 + tensor_cores * terms / TENSOR_CORE_TERMS)
 
 
 def noise_of(x: Any, size: Any, loss: Any, tensor_cores: bool = True) -> Any:
