@@ -68,7 +68,7 @@ def on_device(w: qgemm.Tensor) -> DeviceExperts:
     memory = cupy_like.zeros((e, upload.tiles_nbytes(w.format, n, k)), np.uint8)
     for expert in range(e):
         packed = tiles.pack(w.format, w.blocks[expert]).reshape(-1).view(np.uint8)
-        memory[expert, : len(packed)] = packed
+        memory[expert, : len(packed)] = cupy_like.asarray(packed)
     return DeviceExperts(w.format, w.shape, memory)
 
 
