@@ -41,18 +41,28 @@ class Expected(NamedTuple):
     noise: Any
 
     def check(self, got: Any) -> None:
-        """AssertionError if an error exceeds its bound, or the RMS error exceeds the prediction by more than SLACK."""
-        error = abs(got.astype(np.float64) - self.y)
-        bounded = np.isfinite(self.bound)
-        assert bool((error <= self.bound)[bounded].all()), "an error exceeds its bound"
+        """AssertionError if an error exceeds its bound, or the RMS error exceeds the prediction by more than SLACK.
+
+        Where y is NaN or infinite, `got` must not be finite either.
+        """
+        got, finite = got.astype(np.float64), np.isfinite(self.y)
+        assert not bool(np.isfinite(got[~finite]).any()), "a number where y is not finite"
+        assert not bool(np.isnan(self.bound[finite]).any()), "no bound where y is finite"
+        bounded = self.bounded()
+        error = abs(got[bounded] - self.y[bounded])
+        assert bool((error <= self.bound[bounded]).all()), "an error exceeds its bound"
         ratio = self.ratio(got)
         assert ratio <= SLACK * self.sampling(), f"RMS error / prediction = {ratio:.3g}"
 
     def ratio(self, got: Any) -> float:
         """RMS of all errors, each relative to its prediction."""
-        bounded = np.isfinite(self.bound)
-        relative = (abs(got.astype(np.float64) - self.y) / self.noise)[bounded]
+        bounded = self.bounded()
+        relative = abs(got.astype(np.float64)[bounded] - self.y[bounded]) / self.noise[bounded]
         return float(np.sqrt((relative * relative).mean())) if relative.size else 0.0
+
+    def bounded(self) -> Any:
+        """The elements of y that have a finite bound."""
+        return np.isfinite(self.bound) & np.isfinite(self.y)
 
     def sampling(self) -> float:
         """How far the RMS of this number of samples may exceed that of the whole population."""
@@ -178,5 +188,6 @@ def noise_of(x: Any, size: Any, loss: Any, tensor_cores: bool = True) -> Any:
 
     loss [N]: relative error of the weights, by weight_loss.
     """
-    spread = (x * x) @ (size * size).T
+    with np.errstate(invalid="ignore"):  # x may be NaN or infinite
+        spread = (x * x) @ (size * size).T
     return np.sqrt(spread * (loss**2 + sum_loss(x.shape[1], tensor_cores) ** 2)) + TINY

@@ -24,7 +24,7 @@ M_EDGES = st.sampled_from((1, 2, 7, cpu.FEW_TOKENS, cpu.FEW_TOKENS + 1, 2 * cpu.
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a16_within_bound(fmt, data):
-    x, w = data.draw(problems(fmt, M_EDGES))
+    x, w = data.draw(problems(fmt, M_EDGES, finite=False))
     y = qgemm.matmul(x, w)
     assert y.dtype == np.float32
     expected_sums(x, w).check(y)
