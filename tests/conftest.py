@@ -1,13 +1,10 @@
-"""Marks, fixtures and the ledger: tests/gpu/ skips without a GPU; a whole run of it writes tests/gpu_ledger.json."""
+"""Marks and fixtures: tests/gpu/ skips without a GPU."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +19,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # NumPy and CUDA read these variables w
 import harness
 import pytest
 from hypothesis import HealthCheck, settings
-from ledger import LEDGER
 
 import qgemm
-from benchmarks.results import sources_sha256
 from qgemm.cli import main as cli
+from qgemm.cpu import native
 from qgemm.cuda.jit import cache, nvrtc
 
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -58,9 +54,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products on the CPU are NumPy's, the reference of all others; tests/test_native.py asks for compiled code."""
-    monkeypatch.setenv("QGEMM_CPU", "numpy")
+def numpy_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products on the CPU are NumPy's, the reference of all others, unless a test asks for an `engine`."""
+    if "engine" in request.fixturenames and request.getfixturevalue("engine") == "compiled":
+        monkeypatch.delenv("QGEMM_CPU", raising=False)
+    else:
+        monkeypatch.setenv("QGEMM_CPU", "numpy")
+
+
+COMPILED = pytest.mark.skipif(bool(native.reason()), reason=f"no compiled code: {native.reason()}")
+
+
+@pytest.fixture(scope="module", params=["numpy", pytest.param("compiled", marks=[pytest.mark.compiles, COMPILED])])
+def engine(request: pytest.FixtureRequest) -> str:
+    """What multiplies on the CPU: a test that uses this fixture holds NumPy and compiled code alike."""
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -110,23 +118,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Name a failure at once: a run that is cut off prints no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nFAILED {report.nodeid}", file=sys.stderr, flush=True)
-
-
-def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
-    """After a whole GPU run (pytest -m gpu) record what passed, with the hash of the sources it tested."""
-    if config.option.markexpr != "gpu" or config.option.keyword or not qgemm.backends()["cuda"].available:
-        return
-    stats = terminalreporter.stats
-    counts = {name: len(stats.get(name, [])) for name in ("passed", "failed", "error", "skipped")}
-    facts = {"sources_sha256": sources_sha256(), **qgemm.backends()["cuda"].facts, **counts}
-    facts["driver"] = driver()
-    facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    target = Path(os.environ.get("QGEMM_LEDGER", LEDGER))
-    target.write_text(json.dumps(facts, indent=2) + "\n")
-    terminalreporter.write_line(f"wrote {target}")
-
-
-def driver() -> str:
-    """The version of the NVIDIA driver, e.g. 580.65.06."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-from gates import function, gated_bound, gated_up
+from gates import function, gated_bound, gated_noise, gated_up
 from helpers import ROUNDING, exact, level_loss, product_bound, random_tensor
+from measured_errors import Expected, noise_of, weight_loss
 
 import qgemm
+from qgemm.codec.error_bound import magnitudes
 from qgemm.codec.format import float_dtype
 
 FLOAT32 = 2.0**-23
-
-
-class Known(NamedTuple):
-    """A product in float64, and the bound of a kernel's error."""
-
-    y: np.ndarray
-    bound: np.ndarray
 
 
 def random_experts(fmt, e, n, k, rng):
@@ -40,21 +34,22 @@ def golden_experts(fmt, e, n):
 
 def product(x, w, bias=None, dtype="float32", rounded="float32"):
     """x [M, K] @ w [N, K].T + bias by sums in float32, of x of a type; rounded: the type of weights."""
-    bias = np.zeros(w.shape[0]) if bias is None else bias.astype(np.float64)
-    y = exact(x, w) + bias
-    sums = product_bound(x, w, float_dtype(rounded)) + level_loss(x, w, dtype)
-    return Known(y, sums + 2 * FLOAT32 * (np.abs(y) + np.abs(bias)))
+    x, bias = x.astype(np.float64), np.zeros(w.shape[0]) if bias is None else bias.astype(np.float64)
+    bound = product_bound(x, w, float_dtype(rounded)) + level_loss(x, w, dtype)
+    loss = weight_loss(w.format, w.blocks, dtype if rounded == "float32" else rounded, rounded == "float32")
+    return Expected(exact(x, w), bound, noise_of(x, magnitudes(w.format, w.blocks), loss)).plus(bias)
 
 
 def known_matmul(x, w, ids, bias=None, dtype="float32", rounded="float32"):
     """y [T, top_k, N] of x [T, K] or [T, top_k, K]."""
-    arrays = [np.zeros((*ids.shape, w.shape[1])) for _ in Known._fields]
+    arrays = [np.zeros((*ids.shape, w.shape[1])) for _ in Expected._fields]
     rows = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
     for expert in np.unique(ids):
         places = ids == expert
         result = product(rows[places], w[expert], None if bias is None else bias[expert], dtype, rounded)
-        arrays[0][places], arrays[1][places] = result
-    return Known(*arrays)
+        for array, part in zip(arrays, result, strict=True):
+            array[places] = part
+    return Expected(*arrays)
 
 
 def known_layer(
@@ -67,7 +62,7 @@ def known_layer(
     `in_float` is set.
     """
     t, top_k = ids.shape
-    y, bound = (np.zeros((t, down.shape[1])) for _ in Known._fields)
+    y, bound, square = (np.zeros((t, down.shape[1])) for _ in Expected._fields)
     for expert in np.unique(ids):
         token, j = np.nonzero(ids == expert)
         factor = weights[token, j].astype(np.float64)[:, None]
@@ -78,11 +73,24 @@ def known_layer(
         # float16 holds the activation times the factor, which may be subnormal
         off += 2.0**-24 / (np.abs(factor) + 1e-9) * (between == "float16" and not in_float)
         d = product(middle, down[expert], bias[2], between, rounded)
+        noise = gated_noise(name, g, u, between) + 2.0**-26 / (np.abs(factor) + 1e-9) * (between == "float16")
         dense = np.abs(down[expert].dequantize(np.float64)).T
         sums = np.abs(factor * d.y) + np.abs(factor) * (np.abs(middle) @ dense)
         np.add.at(y, token, factor * d.y)
         np.add.at(bound, token, np.abs(factor) * (1.01 * d.bound + off @ dense) + (top_k + 2) * FLOAT32 * sums)
-    return Known(y, bound)
+        np.add.at(square, token, factor**2 * (d.rounded(between).noise ** 2 + noise**2 @ dense**2))
+    return Expected(y, bound, np.sqrt(square))
+
+
+def assert_within(y, expected, dtype="float32", more=0.0, tiny=2.0**-24):
+    """y, which may lie on the GPU, is as expected once it is rounded to dtype.
+
+    more: the error of a gate's exponential, relative to y. tiny: what subnormal halves lose.
+    """
+    y, size = y if isinstance(y, np.ndarray) and not hasattr(y, "get") else y.get(), np.abs(expected.y)
+    expected = expected.rounded(dtype)
+    bound = expected.bound + (more + FLOAT32) * size + tiny
+    Expected(expected.y, bound, np.hypot(expected.noise, more * size) + tiny).check(y)
 
 
 def routed(rng, t, top_k, e, skewed=False):
@@ -128,7 +136,7 @@ def assert_a_graph_follows_ids(t, more=0.0, **of_layer):
         torch.cuda.synchronize()
         wide = x.cpu().numpy().astype(np.float32)
         expected = known_layer(wide, *weights, chosen, new, "silu", between="float16", **of_layer)
-        assert (np.abs(y.cpu().numpy() - expected.y) <= expected.bound + more * np.abs(expected.y) + 2.0**-24).all()
+        assert_within(y.cpu().numpy(), expected, more=more)
         replayed = y.clone()
         y.fill_(float("nan"))
         torch.cuda.synchronize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from measured_errors import Expected
 
 SLOPE = 1.13  # the steepest of all gates, at some 1.4
 FLOAT32 = 2.0**-23
@@ -29,6 +30,15 @@ def gated_up(name, up):
     """The operand that the gate multiplies, in float64."""
     up = np.asarray(up, np.float64)
     return np.clip(up, -7, 7) + 1 if name == "swiglu_oai" else up
+
+
+def gated_noise(name, gate, up, dtype):
+    """The predicted RMS error of a gated product that is rounded to dtype twice, from both Expected products."""
+    factor, second = function(name, gate.y), gated_up(name, up.y)
+    step = 2.0**-10 * (1 + np.abs(gate.y))
+    slope = (function(name, gate.y + step) - function(name, gate.y - step)) / (2 * step)
+    product = Expected(factor * second, 0.0, np.hypot(slope * gate.noise * second, factor * up.noise))
+    return product.rounded(dtype).rounded(dtype).noise + 2 * FLOAT32 * np.abs(product.y)
 
 
 def gated_bound(name, gate, up, gate_bound, up_bound, dtype="float32"):

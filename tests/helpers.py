@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measured_errors import Expected, noise_of, of_integer_dots, weight_loss
 
 import qgemm
-from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
+from qgemm.codec.error_bound import a8_exact, a16_bound, magnitudes
 from qgemm.codec.format import Format, float_dtype
 from qgemm.converter import Options, open_source
 from qgemm.converter.job import convert
@@ -26,6 +27,7 @@ from qgemm.formats import format_named
 
 DATA = Path(__file__).parent / "data"
 EXCERPT = DATA / "minilm_excerpt.gguf"  # matrices of a trained model, a type each
+LARGEST_HALF = float(np.finfo(np.float16).max)
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error of one conversion to the type
 
 
@@ -155,6 +157,44 @@ def product_bound(x: np.ndarray, w: qgemm.Tensor, dtype: np.dtype) -> np.ndarray
     return a16_bound(x, sizes) + 3 * loss * (np.abs(x) @ sizes.T) + tiny
 
 
+@np.errstate(invalid="ignore")  # x may be NaN or infinite
+def expected_sums(x: np.ndarray, w: qgemm.Tensor) -> Expected:
+    """The product of exact factors by float32 sums on a CPU."""
+    x, sizes = x.astype(np.float64), magnitudes(w.format, w.blocks)
+    return Expected(exact(x, w), a16_bound(x, sizes), noise_of(x, sizes, 0.0, tensor_cores=False))
+
+
+@np.errstate(invalid="ignore")  # x may be NaN or infinite
+def expected_product(x: np.ndarray, w: qgemm.Tensor, dtype: Any, levels_alone: bool = False) -> Expected:
+    """The product by a GPU kernel that multiplies weights of this type, or by one that rounds no more than those."""
+    x, dtype = x.astype(np.float64), np.dtype(dtype)
+    bound = product_bound(x, w, dtype)
+    if not w.format.plain:
+        bound = bound + level_loss(x, w, dtype.name)
+    loss = weight_loss(w.format, w.blocks, dtype.name, levels_alone)
+    return Expected(exact(x, w), bound, noise_of(x, magnitudes(w.format, w.blocks), loss))
+
+
+def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
+    """The terms of a weight in the decode kernel: scale * (code + its offset from zero, at most 128) + minimum."""
+    levels = w.format.decode_levels(w.blocks.reshape(-1))
+    codes = np.abs(levels.codes.astype(np.float64) - levels.zero) + 2 * max(
+        levels.zero, 128 if levels.codes.dtype == np.int8 else 0
+    )
+    sizes = np.abs(levels.scale[..., None]) * codes
+    if levels.minimum is not None:
+        sizes = sizes + np.abs(levels.minimum[..., None])
+    return sizes.reshape(w.shape)
+
+
+@np.errstate(invalid="ignore")  # x may be NaN or infinite
+def expected_decode(x: np.ndarray, w: qgemm.Tensor) -> Expected:
+    """The product of exact x and weights, except for the levels of a codebook."""
+    x, dtype, raw = x.astype(np.float64), x.dtype.name, raw_magnitudes(w)
+    bound = 2 * a16_bound(x, raw) + level_loss(x, w, dtype)
+    return Expected(exact(x, w), bound, noise_of(x, raw, weight_loss(w.format, w.blocks, dtype, levels_alone=True)))
+
+
 def level_magnitudes(w: qgemm.Tensor) -> np.ndarray:
     """The magnitude of each weight of a codebook, to multiply by the relative error of its level. [N, K]
 
@@ -176,19 +216,24 @@ def level_loss_of(fmt: Format, dtype: str) -> float:
     return {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-9}[dtype] if fmt.needs_table else 0.0
 
 
-def assert_a8(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
-    """The CPU backend computes the formula; both sum in float32, and by every route the GPU rounds no differently."""
+@np.errstate(invalid="ignore")  # x may be NaN or infinite
+def expected_a8(x: np.ndarray, w: qgemm.Tensor) -> Expected:
+    """The a8 formula, for kernels of integer dots and for those that multiply the decoded blocks of x in half."""
     blocks = qgemm.quantize_activations(x)
-    want = qgemm.matmul(blocks, w)
-    decoded = blocks.dequantize(np.float64)
-    dense = w.dequantize(np.float64)
-    sums = np.abs(decoded) @ np.abs(dense).T
-    # The panel route sums d * q where the formula takes the stored s: they differ by 2^-10 of the largest |s| there is.
+    y, _ = a8_exact(blocks.blocks, w.format, w.blocks)
+    decoded, dense = blocks.dequantize(np.float64), w.dequantize(np.float64)
+    # Decoded blocks sum d * q where the formula takes the stored s: they differ by 2^-10 of the largest |s| there is.
     largest = np.abs(dense).max() + 16 * np.abs(w.format.decode_levels(w.blocks.reshape(-1)).scale).max()
-    bound = (
-        2 * a16_bound(decoded, dense) + 2.0**-9 * (np.abs(decoded).sum(axis=1, keepdims=True) * largest + sums) + 1e-30
-    )
-    assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+    sums = np.abs(decoded) @ np.abs(dense).T
+    bound = 2 * a16_bound(decoded, dense) + 2.0**-9 * (np.abs(decoded).sum(axis=1, keepdims=True) * largest + sums)
+    halves = np.clip(decoded, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float64)
+    noise = noise_of(halves, magnitudes(w.format, w.blocks), weight_loss(w.format, w.blocks, "float16"))
+    return Expected(y, bound + 1e-30, np.hypot(noise, halves @ dense.T - y))
+
+
+def assert_a8(y: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
+    """y is the a8 product of x and W, by any kernel."""
+    expected_a8(x, w).check(y)
 
 
 def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.Tensor, np.ndarray]:
@@ -201,14 +246,14 @@ def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.T
     return prepared, y
 
 
-def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor, levels_first: bool = False) -> None:
-    """Integer dots on either side, also where x is extreme: finite, and off by what float32 sums of the terms are.
+def assert_a8_formula(got: np.ndarray, x: np.ndarray, w: qgemm.Tensor, **kernel: bool) -> None:
+    """Finite, and off by no more than float32 sums of the formula's terms, also where x is extreme.
 
-    Twice that, since kernels sum the products of codes and of their zero apart, unless levels_first (a8_exact).
+    kernel: levels_first and partial_dots of a8_exact.
     """
-    want, bound = a8_exact(qgemm.quantize_activations(x).blocks, w.format, w.blocks, levels_first=levels_first)
-    assert np.isfinite(got).all()
-    assert excess(got.astype(np.float64), want, 2 * bound) <= 1
+    expected = of_integer_dots(qgemm.quantize_activations(x).blocks, w, **kernel)
+    assert np.isfinite(got[np.isfinite(expected.y)]).all()
+    expected.check(got)
 
 
 # ---------------------------------------------------------------- programs

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from helpers import cupy, level_loss_of, level_magnitudes, random_tensor, subnormal_loss
+from measured_errors import Expected, noise_of, of_integer_dots, weight_loss
 
 import qgemm
-from qgemm.codec.error_bound import a8_exact, magnitudes
+from qgemm.codec.error_bound import magnitudes
 from qgemm.codec.format import Format
 
 EVERY_ROW = slice(None)
@@ -30,6 +31,7 @@ class Reference:
         self.whole, self.rows = w, rows
         self.w = w if isinstance(rows, slice) else w[rows]
         self.on_device = w.to_device()
+        self.losses: dict[tuple[str, bool], Any] = {}
 
     @cached_property
     def dense(self) -> Any:
@@ -51,6 +53,19 @@ class Reference:
         """The rounding error of each row's subnormal halves, by helpers.subnormal_loss. [N]"""
         return cupy().asarray(subnormal_loss(self.w))
 
+    def weight_loss(self, dtype: str, levels_alone: bool) -> Any:
+        """The relative error of each row's weights, by measured_errors.weight_loss. [N]"""
+        key = dtype, levels_alone
+        if key not in self.losses:
+            self.losses[key] = cupy().asarray(weight_loss(self.w.format, self.w.blocks, *key))
+        return self.losses[key]
+
+    def expected(self, x: Any, bound: Any, dtype: str, sizes: Any = None, levels_alone: bool = False) -> Expected:
+        """The product of x [M, K], on the GPU, by weights of a type; sizes [N, K]: magnitudes of what kernels sum."""
+        sizes = self.magnitudes if sizes is None else sizes
+        x = x.astype(np.float64)
+        return Expected(self.exact(x), bound, noise_of(x, sizes, self.weight_loss(dtype, levels_alone)))
+
     def exact(self, x: Any) -> Any:
         """x [M, K] of the GPU @ W.T, [M, N] float64."""
         return x.astype(np.float64) @ self.dense.T
@@ -60,10 +75,9 @@ class Reference:
         lost = level_loss_of(self.w.format, dtype)
         return lost * (abs(x.astype(np.float64)) @ self.level_magnitudes.T) if lost else 0.0
 
-    def a8_exact(self, x: Any) -> tuple[Any, Any]:
-        """error_bound.a8_exact of x [M, K], of the GPU, rounded to blocks by NumPy."""
-        blocks = qgemm.quantize_activations(x.get()).blocks
-        return a8_exact(blocks, self.w.format, self.w.blocks, cupy().asarray)
+    def a8(self, x: Any) -> Expected:
+        """measured_errors.of_integer_dots of x [M, K], on the GPU, rounded to blocks by NumPy."""
+        return of_integer_dots(qgemm.quantize_activations(x.get()).blocks, self.w, place=cupy().asarray)
 
 
 @lru_cache(maxsize=8)

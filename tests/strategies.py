@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from formats_of_tests import TEST_FORMATS
-from helpers import bytes_as_blocks, tame
+from helpers import bytes_as_blocks, set_scales, tame
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -46,6 +46,7 @@ EVERY_GROUP = [format_of(name) for name in REPRESENTATIVES]  # which stand for t
 # And one member of each other family: formats that FORMATS does not list and kernels multiply.
 EVERY_UNLISTED = [*EVERY_GROUP, *map(format_of, ("f8_e4m3_g128", "s7_1of2", "kbit4_f32"))]
 EDGES = sm90_cost.TOKENS
+LONG_K = 1024, 5120
 PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
 each_product = pytest.mark.parametrize(
     ("fmt", "activation"), PRODUCTS, ids=[f"{fmt.name}-{activation}" for fmt, activation in PRODUCTS]
@@ -139,17 +140,34 @@ def codebooks(draw: st.DrawFn, fmt: Format) -> np.ndarray:
 
 @st.composite
 def weights(draw: st.DrawFn, fmt: Format, most_n: int = 150, most_blocks: int = 12) -> qgemm.Tensor:
-    """A Tensor [N, K] with tame scales; N and K on both sides of the tile's 64. most_blocks: of 32 weights."""
+    """A Tensor [N, K] with tame scales; N and K on both sides of the tile's 64, and in some draws a long K.
+
+    most_blocks: of 32 weights, where K is not long. In some draws the scales of a few rows are 0.
+    """
     rng = draw(seeds())
     n = draw(st.integers(1, most_n))
-    k = fmt.weights * draw(st.integers(1, max(3, 32 * most_blocks // fmt.weights)))
-    raw = raw_blocks(draw, fmt, (n, k // fmt.weights))
-    return qgemm.Tensor(fmt, (n, k), tame(fmt, raw, rng))
+    most = max(3, 32 * most_blocks // fmt.weights)
+    blocks = draw(st.integers(1, most) | st.integers(LONG_K[0] // fmt.weights + 1, LONG_K[1] // fmt.weights))
+    tensor = qgemm.Tensor(fmt, (n, blocks * fmt.weights), tame(fmt, raw_blocks(draw, fmt, (n, blocks)), rng))
+    if draw(st.booleans()):
+        set_scales(fmt, tensor.blocks[:: draw(st.integers(2, 9))], 0.0)
+    return tensor
 
 
 @st.composite
-def problems(draw: st.DrawFn, fmt: Format, m: st.SearchStrategy[int] | None = None) -> tuple[np.ndarray, qgemm.Tensor]:
-    """x [M, K] float32 on the float16 grid, and a Tensor [N, K]."""
+def problems(
+    draw: st.DrawFn, fmt: Format, m: st.SearchStrategy[int] | None = None, finite: bool = True
+) -> tuple[np.ndarray, qgemm.Tensor]:
+    """x [M, K] float32 on the float16 grid, and a Tensor [N, K]. In some draws a row of x is zero.
+
+    finite: unless it is set, NaN or infinity stands somewhere in a row of x in some draws.
+    """
     w = draw(weights(fmt))
     rows = draw(m if m is not None else st.integers(1, 20))
-    return draw(seeds()).standard_normal((rows, w.shape[1])).astype(np.float16).astype(np.float32), w
+    x = draw(seeds()).standard_normal((rows, w.shape[1])).astype(np.float16).astype(np.float32)
+    if draw(st.booleans()):
+        x[draw(st.integers(0, rows - 1))] = 0
+    if not finite and draw(st.booleans()):
+        place = draw(st.integers(0, rows - 1)), draw(st.integers(0, w.shape[1] - 1))
+        x[place] = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
+    return x, w

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from experts import golden_experts, known_layer, known_matmul, random_experts, routed
+from experts import assert_within, golden_experts, known_layer, known_matmul, random_experts, routed
 from helpers import normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,10 +17,6 @@ from qgemm.routing import GATE_OF
 MULTIPLY = [fmt for fmt in FORMATS if fmt.levels is not None]
 few = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
-
-
-def within(y, expected):
-    return (np.abs(y.astype(np.float64) - expected.y) <= expected.bound + 2.0**-30).all()
 
 
 @over_formats(MULTIPLY)
@@ -37,7 +33,7 @@ def test_each_token_by_its_experts(fmt, data):
     bias = rng.standard_normal(w.shape[:2]).astype(np.float32) if data.draw(st.booleans()) else None
     y = qgemm.moe_matmul(x, w, ids.astype(data.draw(st.sampled_from(["int32", "int64"]))), bias=bias)
     assert (y.shape, y.dtype) == ((t, top_k, w.shape[1]), np.float32)
-    assert within(y, known_matmul(x.astype(np.float32), w, ids, bias))
+    assert_within(y, known_matmul(x.astype(np.float32), w, ids, bias), tiny=2.0**-30)
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt, activation in PRODUCTS if activation == "a8"], ids=str)
@@ -67,7 +63,7 @@ def test_a_layer(fmt, name, data):
     drawn = [rng.standard_normal((e, n)).astype(np.float32) for n in rows]
     biases = [bias if data.draw(st.booleans()) else None for bias in drawn]
     y = qgemm.moe(x, (gate, up), down, ids, weights, name, biases=biases)
-    assert within(y, known_layer(x, gate, up, down, ids, weights, GATE_OF[name], biases, in_float=True))
+    assert_within(y, known_layer(x, gate, up, down, ids, weights, GATE_OF[name], biases, in_float=True), tiny=2.0**-30)
     both = np.concatenate([gate.blocks, up.blocks], axis=1)
     merged = qgemm.Tensor(fmt, (e, 2 * gate.shape[1], gate.shape[2]), both)
     if (biases[0] is None) == (biases[1] is None):
@@ -85,7 +81,7 @@ def test_bytes_of_ggml_as_experts(spelled):
     y, expected = qgemm.moe_matmul(x, w, ids), known_matmul(x, w, ids)
     exact = np.einsum("tk,tjnk->tjn", x.astype(np.float64), values[ids])
     np.testing.assert_allclose(expected.y, exact, rtol=1e-12, atol=1e-12)
-    assert within(y, expected)
+    assert_within(y, expected, tiny=2.0**-30)
 
 
 def layer(seed=0, e=5, f=64, k=96):

@@ -7,13 +7,12 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers import exact, normal, random_tensor
+from helpers import assert_a8_formula, expected_sums, normal, random_tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import seeds
 
 import qgemm
-from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
 from qgemm.codec.format import Levels
 from qgemm.codec.search import quantize as by_importance
 from qgemm.cpu import native
@@ -208,11 +207,8 @@ def test_compiled_products_of_each_layout(name, monkeypatch):
     w = random_tensor(fmt, 35, fmt.weights * 3, rng)
     for m in (1, 70):
         x = normal(m, w.shape[1], seed=m)
-        bound = a16_bound(x.astype(np.float64), magnitudes(fmt, w.blocks))
-        assert excess(qgemm.matmul(x, w).astype(np.float64), exact(x, w), 4 * bound) <= 1
-        blocks = qgemm.quantize_activations(x)
-        want, bound = a8_exact(blocks.blocks, fmt, w.blocks)
-        assert excess(qgemm.matmul(blocks, w).astype(np.float64), want, 2 * bound) <= 1
+        expected_sums(x, w).check(qgemm.matmul(x, w))
+        assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w, partial_dots=True)
     values = np.empty(w.shape, np.float32)
     assert native.decode(fmt, w.blocks, None, values) == (fmt.zero is not None or fmt.dtype["z"].kind == "u")
     if native.decode(fmt, w.blocks, None, values):

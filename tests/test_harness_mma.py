@@ -9,7 +9,7 @@ import harness
 import helpers
 import numpy as np
 import pytest
-from harness.products import problem, run_decode, run_prefill
+from harness.products import decode_problem, problem, run_decode, run_prefill
 from q8_1_blocks import in_k_blocks
 from strategies import EVERY_INTEGER, EVERY_TILED, over_formats
 
@@ -25,15 +25,15 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 @over_formats(EVERY_TILED)
 def test_prefill(fmt):
     """W dequantized to half in registers, sums in float32, over CTAs in order."""
-    w, x, expected, bound = problem(fmt, 5)
+    w, x, expected = problem(fmt, 5)
     y = run_prefill(fmt, prefill_sm80.A16, "half", x.astype(np.float16), w, len(x), 2)
-    assert (np.abs(y - expected) <= bound).all()
+    expected.check(y)
 
 
 @over_formats(EVERY_INTEGER)
 def test_prefill_of_quantized_activations(fmt):
     """Integer products of codes."""
-    w, x, _, _ = problem(fmt, 5)
+    w, x, _ = problem(fmt, 5)
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
     y = run_prefill(fmt, prefill_sm80.A8, Q8_1, blocks, w, len(x), 1)
     helpers.assert_a8(y, x, w)
@@ -42,21 +42,21 @@ def test_prefill_of_quantized_activations(fmt):
 @over_formats(EVERY_TILED)
 def test_decode(fmt):
     """Codes on tensor cores as they lie, scales on sums in float32."""
-    w, x, expected, bound = problem(fmt, 5)
+    w, x, expected = decode_problem(fmt, 5)
     y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, 5)
-    assert (np.abs(y - expected) <= bound).all()
+    expected.check(y)
 
 
 @over_formats(EVERY_INTEGER)
 def test_extreme_activations(fmt):
     """x from 1e-30 to 1e30, and spikes: prefill_sm80_a8 and decode_a8, which also quantizes x itself."""
-    w, _, _, _ = problem(fmt, 5)
+    w, _, _ = problem(fmt, 5)
     x = helpers.extreme(w.shape[1])
     blocks = in_k_blocks(qgemm.quantize_activations(x).blocks)
     y = run_prefill(fmt, prefill_sm80.A8, Q8_1, blocks, w, len(x), 2)
-    helpers.assert_a8_formula(y, x, w, fmt.tile.bytes_are_levels)
+    helpers.assert_a8_formula(y, x, w, levels_first=fmt.tile.bytes_are_levels)
     y = run_decode(fmt, "decode_a8", Q8_1, blocks, w, len(x))
-    helpers.assert_a8_formula(y, x, w, fmt.tile.bytes_are_levels)
+    helpers.assert_a8_formula(y, x, w, levels_first=fmt.tile.bytes_are_levels)
     np.testing.assert_array_equal(run_decode(fmt, "decode_a8", "float", x, w, len(x)), y)
 
 
@@ -66,23 +66,21 @@ def test_extreme_activations(fmt):
 def test_epilogue(out, bias, residual):
     """y = sum + bias + residual, each of a type of its own: they are large beside the sum, which alone has a bound."""
     fmt = qgemm.FORMATS["q4_0"]
-    w, x, expected, bound = problem(fmt, 3)
-    m, n = expected.shape
-    scale = 8 * np.abs(expected).max()
+    w, x, expected = decode_problem(fmt, 3)
+    m, n = expected.y.shape
+    scale = 8 * np.abs(expected.y).max()
     bias = None if bias is None else (scale + helpers.normal(n, seed=5)).astype(helpers.float_dtype(bias))
     residual = (
         None if residual is None else (-3 * scale * helpers.normal(m, n, seed=6)).astype(helpers.float_dtype(residual))
     )
     y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, out, bias, residual)
-    expected = sum((term.astype(np.float64) for term in (bias, residual) if term is not None), expected)
-    bound = bound + np.abs(expected) * (helpers.ROUNDING[out] + 2.0**-22)
-    assert (np.abs(y.astype(np.float64) - expected) <= bound).all()
+    expected.plus(*(term for term in (bias, residual) if term is not None)).rounded(helpers.float_dtype(out)).check(y)
 
 
 @over_formats(EVERY_INTEGER)
 def test_decode_of_quantized_activations(fmt):
     """Integer products of codes."""
-    w, x, _, _ = problem(fmt, 5)
+    w, x, _ = problem(fmt, 5)
     y = run_decode(fmt, "decode_a8", Q8_1, in_k_blocks(qgemm.quantize_activations(x).blocks), w, 5)
     helpers.assert_a8(y, x, w)
 
@@ -90,8 +88,8 @@ def test_decode_of_quantized_activations(fmt):
 @over_formats([qgemm.FORMATS[name] for name in ("q4_0", "q4_k", "q6_k", "kbit3", "iq2_s", "iq3_xxs")])
 def test_decode_of_one_token(fmt):
     """One row of x is read as the eight columns of an instruction."""
-    w, x, expected, bound = problem(fmt, 1)
-    assert (np.abs(run_decode(fmt, "decode", "half", x.astype(np.float16), w, 1) - expected) <= bound).all()
+    w, x, expected = decode_problem(fmt, 1)
+    expected.check(run_decode(fmt, "decode", "half", x.astype(np.float16), w, 1))
 
 
 @over_formats(
@@ -119,10 +117,10 @@ def test_decode_of_bfloat16(fmt, m):
 def test_decode_by_clusters(fmt, cluster):
     """CTAs of a cluster share K: each stores its part of the rows, the sums of the others included."""
     for m in (1, 5):
-        w, x, expected, bound = problem(fmt, m, k=1344)
+        w, x, expected = decode_problem(fmt, m, k=1344)
         options = {"m16_tiles": 4, "warp_split_k": 3, "cluster_split_k": cluster}
         y = run_decode(fmt, "decode", "half", x.astype(np.float16), w, m, **options)
-        assert (np.abs(y - expected) <= bound).all()
+        expected.check(y)
 
 
 @over_formats([qgemm.FORMATS[name] for name in ("q1_0", "u2_g128", "u4z_g128", "s7_1of2")])
@@ -131,6 +129,6 @@ def test_decode_by_clusters(fmt, cluster):
 )
 def test_decode_by_whole_tiles(fmt, m, source, dtype):
     """A stage has a tile of two k_blocks, a group; K ends inside a round of the warps, N inside a row_block."""
-    w, x, expected, bound = problem(fmt, m)
+    w, x, expected = decode_problem(fmt, m)
     y = run_decode(fmt, "decode", source, x.astype(dtype), w, m, whole_tiles=1)
-    assert (np.abs(y - expected) <= bound).all()
+    expected.check(y)

@@ -7,8 +7,8 @@ from functools import cache
 import harness
 import numpy as np
 import pytest
-from experts import known_layer, known_matmul, random_experts, routed
-from moe_on_host import Launch, device, install, on_device, within
+from experts import assert_within, known_layer, known_matmul, random_experts, routed
+from moe_on_host import Launch, device, install, on_device
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -68,8 +68,7 @@ def test_a_layer(spelled, name, dtype, host):
     expected = known_layer(
         x.astype(np.float32), gate, up, down, ids, weights, gating, biases, dtype, in_float=True, rounded=dtype
     )  # fmt: skip
-    off = np.abs(y.get() - expected.y)
-    assert (off <= expected.bound + 2.0**-16 * np.abs(expected.y) + 2.0**-24).all()
+    assert_within(y, expected, more=2.0**-16)
 
 
 def test_a_product_of_rows_of_each_slot(host):
@@ -80,7 +79,7 @@ def test_a_product_of_rows_of_each_slot(host):
     ids, _ = routed(rng, 19, 3, 5)
     x = (rng.standard_normal((19, 3, 160)) / 64).astype(np.float16)
     y = qgemm.moe_matmul(device(x), packed, device(ids))
-    assert within(y, known_matmul(x.astype(np.float32), w, ids, None, "float16", rounded="float16"))
+    assert_within(y, known_matmul(x.astype(np.float32), w, ids, None, "float16", rounded="float16"))
 
 
 def test_token_tiles_grow_with_the_load():

@@ -23,18 +23,24 @@ SLICE_BLOCK = 256
 LOST = 2.0**-29  # error of each x at most, relative to the largest magnitude of its block
 
 
-def bound_of(x, w):
-    """The bound of float32 sums of exact products, and of the error of slices. raw: includes the zero, which is
-    subtracted from the sums."""
+def expected_product(x, w):
+    """The product by float32 sums of exact products of slices.
+
+    raw: includes the zero, which is subtracted from sums.
+    """
     raw = helpers.magnitudes(w.format, w.blocks) + np.abs(w.dequantize(np.float64))
     n, k = raw.shape
     padded = -(-k // SLICE_BLOCK) * SLICE_BLOCK
     of_blocks = np.zeros((n, padded))
     of_blocks[:, :k] = 4 * raw
+    of_blocks = of_blocks.reshape(n, -1, SLICE_BLOCK)
     largest = np.zeros(padded)
     largest[:k] = np.abs(x[0])
-    lost = of_blocks.reshape(n, -1, SLICE_BLOCK).sum(axis=2) @ largest.reshape(-1, SLICE_BLOCK).max(axis=1)
-    return 4 * products.helpers.a16_bound(x, raw) + LOST * lost
+    largest = largest.reshape(-1, SLICE_BLOCK).max(axis=1)
+    bound = 4 * helpers.a16_bound(x, raw) + LOST * (of_blocks.sum(axis=2) @ largest)
+    sliced_noise = LOST * np.sqrt((of_blocks**2).sum(axis=2) @ largest**2)
+    noise = np.hypot(helpers.noise_of(x.astype(np.float64), raw, 0.0), sliced_noise)
+    return helpers.Expected(helpers.exact(x, w), bound, noise)
 
 
 def multiplied(fmt, source, x, w, **config):
@@ -47,8 +53,8 @@ def multiplied(fmt, source, x, w, **config):
 def test_one_token(fmt):
     """Every format: float32 sums of exact products, in two chunks if x has more columns than a CTA holds."""
     for k in (320, 4500):
-        w, x, expected, _ = products.problem(fmt, 1, k=k)
-        assert (np.abs(multiplied(fmt, "half", x, w) - expected) <= bound_of(x, w)).all()
+        w, x, _ = products.problem(fmt, 1, k=k)
+        expected_product(x, w).check(multiplied(fmt, "half", x, w))
 
 
 @over_formats([qgemm.FORMATS[name] for name in ("q2_k", "q1_0", "iq2_xs")])
@@ -61,15 +67,14 @@ def test_x_of_any_range(fmt, seed, spread, zeros):
     x = (rng.standard_normal((1, w.shape[1])) * 2.0 ** rng.uniform(-spread, spread, (1, w.shape[1]))).astype(np.float32)
     x[:, : 256 if zeros else 0] = 0
     x[:, 256:260] *= np.float32(1e-38)
-    expected = helpers.exact(x, w)
-    assert (np.abs(multiplied(fmt, "float", x, w) - expected) <= bound_of(x, w)).all()
+    expected_product(x, w).check(multiplied(fmt, "float", x, w))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_x_that_is_not_finite(value):
     """Infinity has no slices: all products with it are NaN."""
     fmt = qgemm.FORMATS["q2_k"]
-    w, x, _, _ = products.problem(fmt, 1)
+    w, x, _ = products.problem(fmt, 1)
     x = x.copy()
     x[0, 77] = value
     assert np.isnan(multiplied(fmt, "float", x, w)).all()
@@ -79,9 +84,9 @@ def test_x_that_is_not_finite(value):
 @pytest.mark.parametrize("m16_tiles", [1, 8])
 def test_shares_of_rows(fmt, m16_tiles):
     """A part of a row_block, and two of them."""
-    w, x, expected, _ = products.problem(fmt, 1, k=1024, n=250)
+    w, x, _ = products.problem(fmt, 1, k=1024, n=250)
     y = multiplied(fmt, "half", x, w, m16_tiles=m16_tiles, warp_split_k=3)
-    assert (np.abs(y - expected) <= bound_of(x, w)).all()
+    expected_product(x, w).check(y)
 
 
 @over_formats([qgemm.FORMATS[name] for name in ("q2_k", "iq2_xs")])

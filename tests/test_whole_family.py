@@ -6,11 +6,10 @@ import harness
 import numpy as np
 import pytest
 from harness import Lanes, device_array, to_device
-from helpers import exact, normal, random_tensor
+from helpers import assert_a8_formula, expected_sums, normal, random_tensor
 from strategies import over_formats
 
 import qgemm
-from qgemm.codec.error_bound import a8_exact, a16_bound, excess, magnitudes
 from qgemm.cpu import native
 from qgemm.cuda.jit import codegen, nvrtc
 from qgemm.cuda.kernels import routes
@@ -33,14 +32,11 @@ def test_quantizing_is_a_projection(fmt):
 def test_products_on_the_cpu(fmt, monkeypatch):
     """Compiled code and NumPy stay within the bounds of a16 and a8."""
     w, x = random_tensor(fmt, 20, 512, np.random.default_rng(2)), normal(3, 512)
-    blocks = qgemm.quantize_activations(x)
-    bound = 4 * a16_bound(x.astype(np.float64), magnitudes(fmt, w.blocks))
-    want, a8_bound = a8_exact(blocks.blocks, fmt, w.blocks)
     for compiled in (False, True):
         if compiled:
             monkeypatch.delenv("QGEMM_CPU")
-        assert excess(qgemm.matmul(x, w).astype(np.float64), exact(x, w), bound) <= 1
-        assert excess(qgemm.matmul(blocks, w).astype(np.float64), want, 2 * a8_bound) <= 1
+        expected_sums(x, w).check(qgemm.matmul(x, w))
+        assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w, partial_dots=compiled)
 
 
 @each_of_the_family

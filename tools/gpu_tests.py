@@ -1,19 +1,21 @@
 """Run tests/gpu on the GPUs of this machine: compile their kernels, then start a pytest worker on all cores but two.
 
-    tools/gpu_tests.py                          all tests; writes the ledger
+    tools/gpu_tests.py                          all tests; writes the ledger, or $QGEMM_LEDGER
     tools/gpu_tests.py --fill --arch sm_90a     only compile, on any machine, into QGEMM_CACHE_DIR
 
 Workers are spread over the GPUs (tests/conftest.py). The kernels of all configs that the tests iterate over, and of
-products of other types and shapes, are compiled first; workers compile the rest. Other arguments are passed to pytest:
--k, -x, --durations=40.
+products of other types and shapes, are compiled first; workers compile the rest. Other arguments are passed to pytest
+(-k, -x, --durations=40), and the ledger stays as it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,9 +24,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import fill_cache
+import ledger
 from compile_kernels import every_unit, filled, sm_of
 from kernel_batches import Unit
 
+import qgemm
 from qgemm import FORMATS
 from qgemm.arguments import ACTIVATIONS
 from qgemm.cuda.jit import nvrtc
@@ -130,7 +134,25 @@ def main() -> int:
     if arguments.fill:
         return 1 if failed else 0
     pytest = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-q", "--dist", "loadgroup"]
-    return subprocess.run([*pytest, "-n", str(arguments.workers), *pytest_arguments], cwd=ROOT).returncode
+    pytest += ["-n", str(arguments.workers)]
+    if pytest_arguments:
+        return subprocess.run([*pytest, *pytest_arguments], cwd=ROOT).returncode
+    by_file = ledger.collected()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        status = subprocess.run([*pytest, f"--junit-xml={report}"], cwd=ROOT).returncode
+        facts = {**qgemm.backends()["cuda"].facts, "driver": driver()}
+        content = ledger.entry(facts, by_file, report)
+    target = Path(os.environ.get("QGEMM_LEDGER", ledger.LEDGER))
+    target.write_text(json.dumps(content, indent=2) + "\n")
+    print(f"wrote {target}")
+    return status
+
+
+def driver() -> str:
+    """The version of the NVIDIA driver, e.g. 580.65.06."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split("\n")[0]
 
 
 if __name__ == "__main__":

@@ -60,12 +60,19 @@ def a16_bound(x: Doubles, w: Doubles) -> Doubles:
 
 
 def a8_exact(
-    x: Blocks, fmt: Format, w: Blocks, place: Callable[[NDArray[Any]], Any] = np.asarray, levels_first: bool = False
+    x: Blocks,
+    fmt: Format,
+    w: Blocks,
+    place: Callable[[NDArray[Any]], Any] = np.asarray,
+    levels_first: bool = False,
+    partial_dots: bool = False,
 ) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
 
     x: blocks of qgemm/codec/q8_1_f32.py, or of q8_1. place: cupy.asarray to multiply on a GPU and to return arrays
-    there. levels_first: for kernels whose integer dots use codes - zero (TileLayout.bytes_are_levels).
+    there. levels_first: for kernels whose integer dots use codes - zero (TileLayout.bytes_are_levels). partial_dots: for
+    kernels that scale the integer dots of parts of a group and add them in float32 (kernels/cpu/lane_rows.h): where
+    parts cancel, the group's sum is zero but its error is not.
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
     integer dot product sumi. A group of 16 has no sum sa of its own: dw * da * sumi + mw * da * sum(q), sumi being of
@@ -91,7 +98,8 @@ def a8_exact(
         scaled = da * (q @ codes)  # [groups, M, N]
         correction = zero * sa if zero.any() else 0.0  # a sum sa may be infinite
         y = dw * (scaled - correction)
-        size = np.abs(dw) * (np.abs(scaled) + np.abs(correction))
+        dots = da * (np.abs(q) @ np.abs(codes)) if partial_dots else scaled
+        size = np.abs(dw) * (np.abs(dots) + np.abs(correction))
         if levels.minimum is not None:
             shift = place(_by_group(levels.minimum, n, shared)) * sa
             y, size = y + shift, size + np.abs(shift)

@@ -7,14 +7,15 @@ from functools import cached_property
 
 import numpy as np
 import pytest
-from helpers import cupy, exact, level_loss, poisoned, random_tensor
+from helpers import cupy, expected_decode, poisoned, random_tensor, raw_magnitudes
 from hypothesis import given
 from hypothesis import strategies as st
+from measured_errors import Expected, noise_of
 from references import EVERY_ROW, Reference
 from strategies import INTEGER, TILED, gpu_settings, over_formats, problems
 
 import qgemm
-from qgemm.codec.error_bound import a16_bound
+from qgemm.codec.error_bound import a8_exact, a16_bound
 from qgemm.codec.format import float_dtype
 from qgemm.codec.q8_1_f32 import scale_and_sum
 from qgemm.cuda.kernels import decode, decode_config, routes
@@ -26,16 +27,19 @@ def without_prefill(monkeypatch):
     monkeypatch.setattr(routes, "ROUTES", tuple(row for row in routes.ROUTES if row.kernel.name != "prefill_sm90"))
 
 
-def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
-    """Bound of the difference of two a8 products that sum parts of a block in float32, each in its own order."""
+def expected_parts(x: np.ndarray, w: qgemm.Tensor) -> Expected:
+    """The a8 product by kernels that sum parts of a block in float32, in any order."""
+    blocks = qgemm.quantize_activations(x)
     levels = w.format.decode_levels(w.blocks.reshape(-1))
     codes = np.abs(levels.codes.astype(np.float64)).reshape(w.shape)
     scale = np.repeat(np.abs(levels.scale).reshape(w.shape[0], -1), w.format.group, axis=1)
     dense = scale * (codes + levels.zero)
     if levels.minimum is not None:
         dense += np.repeat(np.abs(levels.minimum).reshape(w.shape[0], -1), w.format.group, axis=1)
-    sums = np.repeat(np.abs(scale_and_sum(x.blocks)[1]), 32, axis=1)
-    return 2 * a16_bound(np.abs(x.dequantize(np.float64)) + sums, dense)
+    sums = np.repeat(np.abs(scale_and_sum(blocks.blocks)[1]), 32, axis=1)
+    terms = np.abs(blocks.dequantize(np.float64)) + sums
+    y, _ = a8_exact(blocks.blocks, w.format, w.blocks)
+    return Expected(y, 2 * a16_bound(terms, dense), noise_of(terms, dense, 0.0))
 
 
 @over_formats(INTEGER)
@@ -44,21 +48,7 @@ def a8_parts_bound(x: qgemm.Tensor, w: qgemm.Tensor) -> np.ndarray:
 def test_a8_fused_equals_cpu_closely(fmt, data):
     """At M <= 16 both use the same integers: only the order of float32 sums differs."""
     x, w = data.draw(problems(fmt, st.integers(1, 16)))
-    got = qgemm.matmul(cupy().asarray(x), w.to_device(), "a8").get()
-    blocks = qgemm.quantize_activations(x)
-    assert (np.abs(got - qgemm.matmul(blocks, w)) <= a8_parts_bound(blocks, w)).all()
-
-
-def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
-    """The terms of a weight in the decode kernel: scale * (code + its offset from zero, at most 128) + minimum."""
-    levels = w.format.decode_levels(w.blocks.reshape(-1))
-    codes = np.abs(levels.codes.astype(np.float64) - levels.zero) + 2 * max(
-        levels.zero, 128 if levels.codes.dtype == np.int8 else 0
-    )
-    sizes = np.abs(levels.scale[..., None]) * codes
-    if levels.minimum is not None:
-        sizes = sizes + np.abs(levels.minimum[..., None])
-    return sizes.reshape(w.shape)
+    expected_parts(x, w).check(qgemm.matmul(cupy().asarray(x), w.to_device(), "a8").get())
 
 
 class Decoded(Reference):
@@ -82,11 +72,11 @@ def assert_decoded(x: np.ndarray, w: Decoded) -> None:
         assert isinstance(w.rows, slice) or cupy().isfinite(y).all()
         return y if isinstance(w.rows, slice) else y[:, cupy().asarray(w.rows)]
 
-    bound = 2 * a16_bound(x.astype(np.float64), w.raw_magnitudes) + w.level_loss(x, x.dtype.name)
-    assert (abs(product("a16") - w.exact(x)) <= bound).all()
+    dtype = x.dtype.name
+    bound = 2 * a16_bound(x.astype(np.float64), w.raw_magnitudes) + w.level_loss(x, dtype)
+    w.expected(x, bound, dtype, w.raw_magnitudes, levels_alone=True).check(product("a16"))
     if w.w.format.integer:
-        want, bound = w.a8_exact(x)
-        assert (abs(product("a8") - want) <= 2 * bound).all()
+        w.a8(x).check(product("a8"))
 
 
 def a_row_of_each_m16_tile(n: int, rng: np.random.Generator):
@@ -101,13 +91,11 @@ def a_row_of_each_m16_tile(n: int, rng: np.random.Generator):
 @given(data=st.data())
 def test_decode_kernel_is_exact_but_for_float_sums(fmt, x_dtype, data):
     """M = 1..16: neither weights nor x are rounded, whatever its type, so the bound has no 2^-11 but for codebooks."""
-    x, w = data.draw(problems(fmt, st.integers(1, 16)))
+    x, w = data.draw(problems(fmt, st.integers(1, 16), finite=False))
     x = (x * np.float32(1.0 + 2.0**-20)).astype(float_dtype(x_dtype))
     y = poisoned((len(x), w.shape[0]), np.float32)
     qgemm.matmul(cupy().asarray(x), w.to_device(), out=y)
-    wide = x.astype(np.float64)
-    bound = 2 * a16_bound(wide, raw_magnitudes(w)) + level_loss(wide, w, x_dtype)
-    assert (np.abs(y.get() - exact(wide, w)) <= bound).all()
+    expected_decode(x, w).check(y.get())
 
 
 @pytest.mark.usefixtures("without_prefill")
@@ -139,13 +127,12 @@ def test_kernels_of_sm_75(fmt, data):
         patch.setattr(routes, "ROUTES", (*old, *routes.ROUTES))
         y = poisoned((len(x), w.shape[0]), np.float32)
         qgemm.matmul(cupy().asarray(x), on_device, out=y)
-        assert (np.abs(y.get() - exact(x, w)) <= 2 * a16_bound(x, raw_magnitudes(w))).all()
+        expected_decode(x, w).check(y.get())
         if not fmt.integer:
             return
         y = poisoned((len(x), w.shape[0]), np.float32)
         qgemm.matmul(cupy().asarray(x), on_device, "a8", out=y)
-        blocks = qgemm.quantize_activations(x)
-        assert (np.abs(y.get() - qgemm.matmul(blocks, w)) <= a8_parts_bound(blocks, w)).all()
+        expected_parts(x, w).check(y.get())
 
 
 @pytest.mark.usefixtures("without_prefill")

@@ -6,7 +6,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from experts import assert_a_graph_follows_ids, golden_experts, known_layer, known_matmul, random_experts, routed
+from experts import (
+    assert_a_graph_follows_ids,
+    assert_within,
+    golden_experts,
+    known_layer,
+    known_matmul,
+    random_experts,
+    routed,
+)
 from helpers import assert_same_bits, cupy
 from strategies import TILED, over_formats
 
@@ -17,12 +25,6 @@ from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 
 TYPES = ("float16", "bfloat16", "float32")
-
-
-def assert_within(y, expected, dtype="float32"):
-    rounding = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    off = np.abs(y.get().astype(np.float64) - expected.y)
-    assert (off <= expected.bound + rounding * (np.abs(expected.y) + expected.bound) + 2.0**-24).all()
 
 
 def on_gpu(*arrays):

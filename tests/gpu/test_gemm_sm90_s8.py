@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
 from helpers import cupy, float_dtype, guarded, normal, random_tensor
+from measured_errors import of_groups
 from strategies import over_formats
 
 import qgemm
-from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import gemm_sm90_s8 as gemm
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
@@ -69,9 +69,9 @@ def test_products_are_the_formula_in_exact_integers(fmt, kind, monkeypatch):
     weights = codes_of(w, qgemm.matmul(cp.eye(k, dtype=np.float32), on_device, kind).get())
     for m in (241, 256, 257, 300, 777):
         prepared = qgemm.quantize_activations(cp.asarray(rng.standard_normal((m, k)).astype(np.float16)), kind)
-        want, near = a8_g256_exact(prepared.blocks(), weights)
+        expected = of_groups(prepared.blocks(), weights)
         y = product(on_device, prepared, kind, requantizers=False)
-        assert excess(y.astype(np.float64), want, 2 * near) <= 1
+        expected.check(y)
         kinds = [config.requantizers > 0 for config in gemm.configs(problem(on_device, m, kind))]
         for requantizers in kinds:
             np.testing.assert_array_equal(product(on_device, prepared, kind, requantizers=requantizers), y)

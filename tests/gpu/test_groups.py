@@ -5,7 +5,7 @@ from __future__ import annotations
 import helpers
 import numpy as np
 import pytest
-from helpers import cupy, exact, guarded, level_loss, product_bound, random_tensor
+from helpers import cupy, expected_product, guarded, random_tensor
 from strategies import EVERY_UNLISTED, over_formats
 
 import qgemm
@@ -35,8 +35,7 @@ def test_products_of_every_size(fmt, dtype):
         x = rng.standard_normal((m, w.shape[1])).astype(float_dtype(dtype))
         rows, y = guarded(m, 200)
         qgemm.matmul(cupy().asarray(x), on_gpu, out=y)
-        wide = x.astype(np.float64)
-        assert (np.abs(y.get() - exact(wide, w)) <= product_bound(wide, w, x.dtype) + level_loss(wide, w, dtype)).all()
+        expected_product(x, w, dtype).check(y.get())
         assert cupy().isnan(rows[[0, -1]]).all()
 
 

@@ -8,11 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 from helpers import assert_same_bits, cupy, poisoned, random_tensor
+from measured_errors import of_integer_dots
 from references import reference
 from strategies import INTEGER, TILED, over_formats
 
 import qgemm
-from qgemm.codec.error_bound import a8_exact, a16_bound, excess
+from qgemm.codec.error_bound import a16_bound
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.call.plan import Source, problem, problem_of_launch
@@ -36,17 +37,18 @@ def drawn(fmt, n, blocks, seed):
     return random_tensor(fmt, n, blocks * fmt.weights, np.random.default_rng(seed))
 
 
-def bound(x, w, dtype):
-    """Sums in float32, weights off by LOSS, or by what half loses where it is subnormal: its least number is 2^-24.
+def expected_product(x, w, dtype):
+    """The product of a Reference w and x of the GPU by sums in float32.
 
-    x of the GPU, w a Reference. Levels of a codebook are rounded to half as well.
+    Weights are off by LOSS, or by the rounding of subnormal halves, whose smallest is 2^-24. Levels of a codebook are
+    rounded to half as well.
     """
-    fmt, x = w.w.format, abs(x.astype(np.float64))
-    lost = (LOSS[dtype] + fmt.needs_table * 2.0**-11) * (x @ w.magnitudes.T)
+    fmt, size = w.w.format, abs(x.astype(np.float64))
+    lost = (LOSS[dtype] + fmt.needs_table * 2.0**-11) * (size @ w.magnitudes.T)
     if dtype == "float16":  # half of the least number: of the scale, times a level, of the minimum, and of the weight
         least = 2.0 ** (w.on_device.exponent - 25) * (float(tiles.largest_code(fmt)) + 2)
-        lost += least * x.sum(axis=1)[:, None]
-    return 2 * a16_bound(x, w.magnitudes) + lost
+        lost += least * size.sum(axis=1)[:, None]
+    return w.expected(x, 2 * a16_bound(size, w.magnitudes) + lost, dtype)
 
 
 def multiply(x, w, dtype="float32", plan=None):
@@ -92,7 +94,7 @@ def test_within_bound(fmt, config, dtype):
     for w, x, plan in products(fmt, config):
         x = on_gpu(x, dtype)
         y = multiply(x, w.on_device, plan=plan)
-        assert (abs(y - w.exact(x)) <= bound(x, w, dtype)).all()
+        expected_product(x, w, dtype).check(y)
 
 
 @over_formats(INTEGER)
@@ -101,8 +103,9 @@ def test_a8_is_its_formula(fmt, config):
     """The error is no more than that of float32 sums of the formula's terms."""
     for w, x, plan in products(fmt, config):
         x = on_gpu(x, "float16")
-        want, near = w.a8_exact(x)
-        assert (abs(multiply(qgemm.quantize_activations(x), w.on_device, plan=plan) - want) <= near).all()
+        expected = w.a8(x)
+        expected = expected._replace(bound=expected.bound / 2)
+        expected.check(multiply(qgemm.quantize_activations(x), w.on_device, plan=plan))
 
 
 @pytest.fixture
@@ -125,11 +128,8 @@ def test_a8_by_matmul(fmt, dtype):
         bias, residual = (rng.standard_normal(shape).astype(np.float32) for shape in ((200,), (m, 200)))
         added = {"bias": cupy().asarray(bias), "residual": cupy().asarray(residual)}
         y = qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind, **added).get()
-        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, fmt, w.blocks)
-        want += bias + residual.astype(np.float64)
-        bound += 2.0**-22 * (np.abs(want) + np.abs(bias) + np.abs(residual))
-        bound += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype] * (np.abs(want) + bound) + 2.0**-25
-        assert excess(y.astype(np.float64), want, bound) <= 1
+        expected = of_integer_dots(qgemm.quantize_activations(x).blocks, w)
+        expected._replace(bound=expected.bound / 2).plus(bias, residual).rounded(dtype).check(y)
         (repeated,) = qgemm.matmul_many(qgemm.quantize_activations(cupy().asarray(x)), [on_device], dtype=kind)
         assert (repeated == qgemm.matmul(cupy().asarray(x), on_device, "a8", dtype=kind)).all()
 
@@ -139,13 +139,9 @@ def test_a8_by_matmul(fmt, dtype):
 def test_identity_gives_the_weights(fmt, dtype):
     """Each weight alone: rounded to half or bf16 (twice, with its scale), then to y's type, which may be subnormal."""
     w = reference(fmt, 200, 3 * fmt.weights)
-    want = w.dense.T
     for source in ("float16", "bfloat16"):
         x = on_gpu(np.eye(w.w.shape[1]), source)
-        y = multiply(x, w.on_device, dtype).astype(np.float64)
-        relative, least = {"float32": (0, 0), "float16": (2**-11, 2**-25), "bfloat16": (2**-8, 0)}[dtype]
-        rounding = cupy().maximum(relative * abs(want), least)
-        assert (abs(y - want) <= bound(x, w, source) * 1.01 + rounding).all()
+        expected_product(x, w, source).rounded(dtype).check(multiply(x, w.on_device, dtype))
 
 
 @each_config(A16, A8)

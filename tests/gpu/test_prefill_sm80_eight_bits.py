@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
 from helpers import assert_same_bits, cupy, guarded, normal, random_tensor
+from measured_errors import of_groups
 from strategies import CODES, over_formats
 
 import qgemm
-from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
 from qgemm.cuda.kernels import routes
@@ -58,8 +58,8 @@ def test_products_are_the_formula_in_exact_integers(fmt):
         multiply(prepared, on_device, kind, y=y)
         got = rows.get()
         assert np.isnan(got[[0, -1]]).all()
-        want, near = a8_g256_exact(prepared.blocks(), weights)
-        assert excess(got[1:-1].astype(np.float64), want, 2 * near) <= 1
+        expected = of_groups(prepared.blocks(), weights)
+        expected.check(got[1:-1])
 
 
 @every_kind
@@ -74,9 +74,9 @@ def test_every_config(fmt, kind, config):
         weights = of_kernel(w, on_device)
         for m, split_k in itertools.product((1, config.tokens, config.tokens + 1), (1, 3, 4)):
             prepared = on_gpu(rng.standard_normal((m, w.shape[1])).astype(np.float16), kind)
-            want, near = a8_g256_exact(prepared.blocks(), weights)
+            expected = of_groups(prepared.blocks(), weights)
             y = multiply(prepared, on_device, kind, Plan(config, split_k))
-            assert excess(y.get().astype(np.float64), want, 2 * near) <= 1
+            expected.check(y.get())
             assert bool((multiply(prepared, on_device, kind, Plan(config, split_k)) == y).all())
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tune_sm90
 from helpers import assert_a8, assert_same_bits, cupy, exact, guarded, level_magnitudes, random_tensor, subnormal_loss
+from measured_errors import Expected, noise_of, weight_loss
 from references import reference
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
 from strategies import EDGES, INTEGER, TILED, every_config, over_formats
@@ -37,27 +38,27 @@ def launched(fmt, shape, m, config):
     )
 
 
-def bound(x, w, loss):
-    """Bound of float sums of weights that are rounded to half or bf16 (loss).
+LOSS = {"float16": 2.0**-11, "bfloat16": 2.0**-9 + 2.0**-24}
+
+
+def expected_product(x, w):
+    """The product of float sums of weights that are rounded to x's type, half or bf16.
 
     A weight is rounded three times: the scale, the minimum or a level of a codebook, and the weight itself.
     """
-    fmt = w.format
-    sizes = magnitudes(fmt, w.blocks)
-    size = np.abs(x) @ sizes.T
-    if fmt.needs_table:
-        size = np.abs(x) @ level_magnitudes(w).T
-    return a16_bound(x, sizes) + 3 * loss * size + subnormal_loss(w) * np.abs(x).sum(axis=1, keepdims=True)
+    fmt, dtype = w.format, x.dtype.name
+    x, sizes = x.astype(np.float64), magnitudes(w.format, w.blocks)
+    size = np.abs(x) @ (level_magnitudes(w) if fmt.needs_table else sizes).T
+    bound = a16_bound(x, sizes) + 3 * LOSS[dtype] * size + subnormal_loss(w) * np.abs(x).sum(axis=1, keepdims=True)
+    return Expected(exact(x, w), bound, noise_of(x, sizes, weight_loss(fmt, w.blocks, dtype)))
 
 
-def bound_on_gpu(x, w, loss):
+def expected_on_gpu(x, w):
     """The same of a Reference and x of the GPU."""
-    wide = abs(x.astype(np.float64))
+    wide, dtype = abs(x.astype(np.float64)), x.dtype.name
     sizes = w.level_magnitudes if w.w.format.needs_table else w.magnitudes
-    return a16_bound(wide, w.magnitudes) + 3 * loss * (wide @ sizes.T) + w.subnormal_loss * wide.sum(axis=1)[:, None]
-
-
-LOSS = {"float16": 2.0**-11, "bfloat16": 2.0**-9 + 2.0**-24}
+    bound = a16_bound(wide, w.magnitudes) + 3 * LOSS[dtype] * (wide @ sizes.T)
+    return w.expected(x, bound + w.subnormal_loss * wide.sum(axis=1)[:, None], dtype)
 
 
 @over_formats(TILED)
@@ -67,12 +68,12 @@ def test_products_at_every_edge(fmt, n, k):
     cp, rng, w = cupy(), np.random.default_rng(n + k), reference(fmt, n, k)
     max_m = 2 * max(EDGES) + 7
     every = cp.asarray(rng.standard_normal((max_m, w.w.shape[1])).astype(np.float16))
-    want, near = w.exact(every), bound_on_gpu(every, w, LOSS["float16"])
+    expected = expected_on_gpu(every, w)
     for m in sorted({9, *EDGES, *(m + 1 for m in EDGES), max_m}):
         rows, y = guarded(m, n)
         qgemm.matmul(every[:m], w.on_device, out=y)
         assert cp.isnan(rows[[0, -1]]).all()
-        assert (abs(y - want[:m]) <= near[:m]).all()
+        expected.only(slice(m)).check(y)
 
 
 @every_config()
@@ -95,7 +96,7 @@ def test_every_config_by_every_format(fmt, config, monkeypatch):
             continue
         w = reference(fmt, n, k)
         x, grids = cp.asarray(rng.standard_normal((m, w.w.shape[1])).astype(np.float16)), set()
-        want, near = w.exact(x), bound_on_gpu(x, w, LOSS["float16"])
+        expected = expected_on_gpu(x, w)
         for split_k in sums:
             monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
             launch = launched(fmt, w.w.shape, m, config)
@@ -109,7 +110,7 @@ def test_every_config_by_every_format(fmt, config, monkeypatch):
             for rows, _ in others:
                 assert (rows.view(np.uint32) == first.view(np.uint32)).all()
             assert cp.isnan(first[[0, -1]]).all()
-            assert (abs(y - want) <= near).all()
+            expected.check(y)
 
 
 @over_formats([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k")])
@@ -129,8 +130,7 @@ def test_number_of_stages_changes_no_bit(fmt, wg_split_k, stages, single_tile):
         for _ in range(5):
             ys.append(guarded(m, n)[1])
             launch(cp.cuda.get_current_stream().ptr, on_gpu.data.ptr, on_device.pointer, ys[-1].data.ptr)
-    wide = x.astype(np.float64)
-    assert (np.abs(ys[0].get() - exact(wide, w)) <= bound(wide, w, LOSS["float16"])).all()
+    expected_product(x, w).check(ys[0].get())
     for y in ys[1:]:
         np.testing.assert_array_equal(y.get(), ys[0].get())
 
@@ -148,11 +148,7 @@ def test_types_bias_and_residual(fmt, x_dtype, y_dtype):
         residual = rng.standard_normal((m, n)).astype(np.float16)
         y = guarded(m, n, float_dtype(y_dtype))[1]
         qgemm.matmul(cp.asarray(x), w.to_device(), bias=cp.asarray(bias), residual=cp.asarray(residual), out=y)
-        wide = x.astype(np.float64)
-        want = exact(wide, w) + bias + residual
-        near = bound(wide, w, LOSS[x_dtype]) + 2.0**-22 * (np.abs(bias) + np.abs(residual) + np.abs(want))
-        near += {"float32": 0, "float16": 2.0**-11, "bfloat16": 2.0**-8}[y_dtype] * (np.abs(want) + near) + 1e-7
-        assert (np.abs(y.get().astype(np.float64) - want) <= near).all()
+        expected_product(x, w).plus(bias, residual).rounded(y_dtype).check(y.get())
 
 
 @over_formats([fmt for fmt in TILED if "d" in fmt.scale_fields])
@@ -166,8 +162,7 @@ def test_small_rows_beside_large_ones_keep_their_bits(fmt, x_dtype):
         w.blocks[name] = (w.blocks[name] * rows).astype(np.float16)
     x = rng.standard_normal((70, w.shape[1])).astype(float_dtype(x_dtype))
     y = qgemm.matmul(cupy().asarray(x), w.to_device(), dtype="float32")
-    wide = x.astype(np.float64)
-    assert (np.abs(y.get() - exact(wide, w)) <= bound(wide, w, LOSS[x_dtype])).all()
+    expected_product(x, w).check(y.get())
 
 
 @over_formats(TILED)
@@ -177,8 +172,7 @@ def test_identity_gives_weights_rounded_to_half(fmt):
     w = random_tensor(fmt, 200, 300, rng)
     k = w.shape[1]
     y = qgemm.matmul(cupy().eye(k, dtype="float16"), w.to_device()).get()
-    want = w.dequantize(np.float64).T
-    assert (np.abs(y - want) <= bound(np.eye(k), w, LOSS["float16"])).all()
+    expected_product(np.eye(k, dtype=np.float16), w).check(y)
 
 
 @over_formats(TILED)
@@ -255,8 +249,7 @@ def test_any_codebook(fmt, levels, x_dtype):
     for m in (20, 300):
         x = rng.standard_normal((m, 544)).astype(float_dtype(x_dtype))
         y = qgemm.matmul(cupy().asarray(x), w.to_device(), dtype="float32").get()
-        wide = x.astype(np.float64)
-        assert (np.abs(y - exact(wide, w)) <= bound(wide, w, LOSS[x_dtype])).all()
+        expected_product(x, w).check(y)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +297,7 @@ def test_views_and_leading_dimensions():
     for view in (x[..., 1:], x[:, ::-1, :96], x[:, 2:5, 1:]):
         many = cp.full((*view.shape[:2], 200), np.nan, np.float32)
         qgemm.matmul(view, on_device, out=many[..., ::2])
-        wide = view.get().astype(np.float64).reshape(-1, 96)
-        error = np.abs(many[..., ::2].get().reshape(-1, 100) - exact(wide, w))
-        assert (error <= bound(wide, w, LOSS["float16"])).all()
+        expected_product(view.get().reshape(-1, 96), w).check(many[..., ::2].get().reshape(-1, 100))
         assert cp.isnan(many[..., 1::2]).all()
         for activation in ("a16", "a8"):
             assert qgemm.matmul(view[:0], on_device, activation).shape == (0, view.shape[1], 100)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from eight_bit_codes import codes_of, of_units
 from helpers import cupy, guarded, normal, random_tensor
+from measured_errors import of_groups
 from strategies import over_formats
 
 import qgemm
-from qgemm.codec.error_bound import a8_g256_exact, excess
 from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm90_eight_bits as prefill
@@ -60,8 +60,8 @@ def test_products_are_the_formula_in_exact_integers(fmt, n, k, kind):
         qgemm.matmul(cupy().asarray(x), on_device, kind, out=y)
         got = rows.get()
         assert np.isnan(got[[0, -1]]).all()
-        want, near = a8_g256_exact(qgemm.quantize_activations(x, kind).blocks, weights)
-        assert excess(got[1:-1].astype(np.float64), want, 2 * near) <= 1
+        expected = of_groups(qgemm.quantize_activations(x, kind).blocks, weights)
+        expected.check(got[1:-1])
 
 
 @over_formats([qgemm.FORMATS[name] for name in ("q4_0", "q4_k")])
@@ -85,7 +85,7 @@ def test_every_config(fmt, row, monkeypatch):
         on_device, k = w.to_device(), w.shape[1]
         x = rng.standard_normal((m, k)).astype(np.float16)
         prepared, weights = qgemm.quantize_activations(cp.asarray(x), kind), of_kernel(w, on_device)
-        want, near = a8_g256_exact(prepared.blocks(), weights)
+        expected = of_groups(prepared.blocks(), weights)
         p, grids = Problem(fmt, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n),), 0, on.device, on.sms), set()
         for split_k in sums:
             monkeypatch.setattr(sm90_grid, "SPLIT_K_COST", {**dict.fromkeys(sums, 1 << 30), split_k: 0})
@@ -100,7 +100,7 @@ def test_every_config(fmt, row, monkeypatch):
                 launch.enter(stream, prepared.pointer, on_device.pointer, y.data.ptr, 0, 0)
                 seen.add(rows.get().tobytes())
             assert len(seen) == 1
-            assert excess(y.get().astype(np.float64), want, 2 * near) <= 1
+            expected.check(y.get())
 
 
 @every_kind

@@ -8,11 +8,10 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import ROUNDING, cupy, exact, level_loss, product_bound, random_tensor
+from helpers import cupy, expected_product, random_tensor
 from strategies import TILED
 
 import qgemm
-from qgemm.codec.format import float_dtype
 
 torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
 if not torch.cuda.is_available():
@@ -38,11 +37,10 @@ def normal(*shape, dtype="float32", seed=0):
 
 def assert_product(y, x, w, bias=None):
     values = x.detach().double().cpu().numpy().reshape(-1, w.shape[1])
-    want = exact(values, w) + (0 if bias is None else bias.detach().double().cpu().numpy())
     name = str(y.dtype).removeprefix("torch.")
-    bound = product_bound(values, w, float_dtype(name)) + level_loss(values, w, name) + 2.0**-22 * np.abs(want)
-    bound += ROUNDING[name] * (np.abs(want) + bound)  # y is rounded
-    assert (np.abs(y.detach().double().cpu().numpy().reshape(want.shape) - want) <= bound).all()
+    added = np.zeros(w.shape[0]) if bias is None else bias.detach().double().cpu().numpy()
+    expected = expected_product(values, w, name).plus(added).rounded(name)
+    expected.check(y.detach().double().cpu().numpy().reshape(expected.y.shape))
 
 
 @each_pair

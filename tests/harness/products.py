@@ -24,15 +24,17 @@ BOX = 128  # columns that requantize swizzles together
 
 @cache
 def problem(fmt, m, k=320, n=70):
-    """W [n, k'] with ordinary scales, x [m, k'] on the float16 grid, and their product with its bound."""
+    """W [n, k'] with ordinary scales, x [m, k'] on the float16 grid, and their expected product by half weights."""
     w = helpers.random_tensor(fmt, n, k, np.random.default_rng(3))
     x = helpers.normal(m, w.shape[1], seed=4).astype(np.float16).astype(np.float32)
-    return (
-        w,
-        x,
-        helpers.exact(x, w),
-        helpers.product_bound(x, w, np.dtype(np.float16)) + helpers.level_loss(x, w, "float16"),
-    )
+    return w, x, helpers.expected_product(x, w, "float16")
+
+
+@cache
+def decode_problem(fmt, m, k=320, n=70):
+    """The same, with the expected product of a kernel that rounds only levels of a codebook."""
+    w, x, _ = problem(fmt, m, k, n)
+    return w, x, helpers.expected_product(x, w, "float16", levels_alone=True)
 
 
 def run_prefill(fmt, name, source, x, w, m, split_k):

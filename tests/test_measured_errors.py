@@ -1,0 +1,85 @@
+"""The checks of products: they accept correct results, and reject small faults in every kernel family."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import expected_a8, expected_product, expected_sums, normal, random_tensor
+from measured_errors import Expected, of_e4m3, of_groups, of_integer_dots, rounded_weights
+from strategies import EVERY, over_formats
+
+import qgemm
+from qgemm.codec.eight_bits import e4m3_weights, eight_bits
+from qgemm.codec.format import float_dtype
+
+N, K_BLOCK = 64, 64
+SHAPES = (1, 768), (5, 768), (3, 4096)
+FAMILIES = {  # name -> whether it multiplies a format
+    "sums": lambda fmt: True,
+    "float16 weights": lambda fmt: fmt.tiled or fmt.plain,
+    "bfloat16 weights": lambda fmt: fmt.tiled or fmt.plain,
+    "levels of float16": lambda fmt: fmt.tiled and fmt.needs_table,
+    "a8 by integer dots": lambda fmt: fmt.integer,
+    "a8 by decoded activations": lambda fmt: fmt.integer and fmt.tiled,
+    "a8_g256": lambda fmt: fmt.integer,
+    "e4m3_g256": lambda fmt: fmt.e4m3,
+}
+PAIRS = [(fmt, family) for fmt in EVERY for family, multiplies in FAMILIES.items() if multiplies(fmt)]
+
+
+def correct(family: str, w: qgemm.Tensor, m: int) -> tuple[np.ndarray, Expected, np.ndarray]:
+    """y as a correct kernel computes it, what is expected, and the part of y that the last k_block adds."""
+    fmt, k = w.format, w.shape[1]
+    x, dense = normal(m, k).astype(np.float16).astype(np.float64), w.dequantize(np.float64)
+    rest = x[:, -K_BLOCK:] @ dense[:, -K_BLOCK:].T
+    narrow = x.astype(np.float32)
+    if family == "sums":
+        return qgemm.matmul(narrow, w), expected_sums(x, w), rest
+    if family.endswith(" weights"):
+        dtype = family.split()[0]
+        x = x.astype(float_dtype(dtype)).astype(np.float64)
+        y = x @ rounded_weights(fmt, w.blocks, dtype, False).T
+        return y.astype(np.float32), expected_product(x, w, dtype), rest
+    if family == "levels of float16":
+        y = x @ rounded_weights(fmt, w.blocks, "float16", True).T
+        return y.astype(np.float32), expected_product(x, w, "float16", levels_alone=True), rest
+    if family == "a8 by decoded activations":
+        halves = qgemm.quantize_activations(narrow).dequantize(np.float64).astype(np.float16).astype(np.float64)
+        y = halves @ rounded_weights(fmt, w.blocks, "float16", False).T
+        return y.astype(np.float32), expected_a8(narrow, w), rest
+    activation = "a8" if family == "a8 by integer dots" else family
+    prepared = qgemm.quantize_activations(narrow, activation)
+    y, blocks = qgemm.matmul(prepared, w), prepared.blocks
+    if activation == "a8":
+        return y, of_integer_dots(blocks, w), rest
+    if activation == "a8_g256":
+        return y, of_groups(blocks, eight_bits(fmt, w.blocks, k)), rest
+    return y, of_e4m3(blocks, e4m3_weights(fmt, w.blocks, k)), rest
+
+
+@pytest.mark.parametrize(("fmt", "family"), PAIRS, ids=[f"{fmt.name}-{family}" for fmt, family in PAIRS])
+def test_small_faults_are_rejected(fmt, family):
+    """y scaled by 1.01, y without its last k_block, and y with a row of W of zeros."""
+    for m, k in SHAPES:
+        w = random_tensor(fmt, N, k, np.random.default_rng(1))
+        y, expected, rest = correct(family, w, m)
+        expected.check(y)
+        row = y.copy()
+        row[:, 17] = 0
+        for fault in (y * np.float32(1.01), y * np.float32(0.99), y - rest, row):
+            with pytest.raises(AssertionError):
+                expected.check(fault)
+
+
+@over_formats([fmt for fmt in EVERY if fmt.name in ("q4_0", "q4_k", "bf16", "mxfp4")])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_small_faults_of_rounded_outputs_are_rejected(fmt, dtype):
+    """y of 16 bits, with a bias."""
+    w, bias = random_tensor(fmt, N, 768, np.random.default_rng(1)), normal(N)
+    for m in (1, 5):
+        y, expected, _ = correct(f"{dtype} weights", w, m)
+        expected, y = expected.plus(bias).rounded(dtype), (y + bias).astype(float_dtype(dtype))
+        expected.check(y)
+        for factor in (0.99, 1.01):
+            with pytest.raises(AssertionError, match=r"RMS|bound"):
+                expected.check((y.astype(np.float32) * np.float32(factor)).astype(y.dtype))
