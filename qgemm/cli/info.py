@@ -92,12 +92,12 @@ def opened(path: str, stack: ExitStack) -> Content:
             raise QgemmError(f"{shown_path(path)}: holds {len(ggufs)} .gguf files: name one, as {names}")
         path = ggufs[0]
     if not os.path.isdir(path) and not path.endswith(OTHERS):
-        file = stack.enter_context(open_gguf(path))
+        file = stack.enter_context(open_gguf(path, copy=True))
         entries = [
             Entry(name, str(tensor.format), tensor.shape, tensor.nbytes, tensor) for name, tensor in file.items()
         ]
         return Content(file.path, file.paths, file.metadata, entries, (file.version, file.alignment))
-    source = stack.enter_context(open_source(path))
+    source = stack.enter_context(open_source(path, copy=True))
     entries = [Entry(name, weight.type, weight.shape, weight.nbytes) for name, weight in source.weights.items()]
     return Content(source.path, [source.path], source.metadata, entries)
 

@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     """Check each tensor, print a line for it; 1 if a check failed."""
     need_gguf(args.file)
     with ExitStack() as stack:
-        file = stack.enter_context(open_gguf(args.file))
-        others = None if args.against is None else stack.enter_context(open_source(args.against)).weights
+        file = stack.enter_context(open_gguf(args.file, copy=True))
+        others = None if args.against is None else stack.enter_context(open_source(args.against, copy=True)).weights
         names = selected(dict.fromkeys([*file, *(others or ())]), args.tensors)
         progress = stack.enter_context(Progress("verify", sum(file[name].nbytes for name in names if name in file)))
         lines = [verify(name, file, others, args.tolerance, progress) for name in names]

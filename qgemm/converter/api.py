@@ -53,7 +53,7 @@ def open_for_conversion(
 
     beside: other input files, which the conversion must not overwrite.
     """
-    source = open_source(src, part=part)
+    source = open_source(src, part=part, copy=True)
     try:
         source = apply_renames(source, list(rename))
         if like is not None:

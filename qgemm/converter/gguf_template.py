@@ -47,7 +47,7 @@ def match_layout(source: Source, path: PathLike) -> Source:
     QgemmError for a tensor without a counterpart in the file or the reverse, another shape or another model.
     """
     with ExitStack() as cleanup:
-        template = open_gguf(path)
+        template = open_gguf(path, copy=True)
         cleanup.callback(template.close)
         matched = _MatchedTensors(source, template, path_string(path))
         weights = {name: matched.filled(tensor) for name, tensor in template.items()}

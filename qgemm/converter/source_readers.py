@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
@@ -21,23 +20,23 @@ from .tensor_names import restore_shapes
 from .weight import Source, weight_from_tensor
 
 
-def open_source(path: PathLike, kind: str = "", part: bool = False) -> Source:
-    """Open a source by the suffix of its name, or as a file of suffix `kind`; a folder by the files in it.
+def open_source(path: PathLike, part: bool = False, copy: bool = False) -> Source:
+    """Open a source by the suffix of its name; a folder by the files in it.
 
-    A shard opens all shards of its model; part: that shard alone.
+    A shard opens all shards of its model; part: that shard alone. copy: read a .gguf file instead of mapping it.
     """
     name = path_string(path)
     if os.path.isdir(name):
         name = checkpoint.inside(name)
     for suffix, reader in SOURCES.items():
-        if (kind or name).endswith(suffix):
-            return PARTS[suffix](name) if part and suffix in PARTS else reader(name)
+        if name.endswith(suffix):
+            return reader(name, part, copy)
     raise QgemmError(f"{shown_path(name)}: must be a folder, or its name end in {', '.join(SOURCES)}")
 
 
-def gguf(path: str, part: bool = False) -> Source:
+def gguf(path: str, part: bool, copy: bool) -> Source:
     """A .gguf file, or a split model by its first shard, or (part) a single shard."""
-    file = open_gguf(path, part=part)
+    file = open_gguf(path, part=part, copy=copy)
     with ExitStack() as undo:
         undo.callback(file.close)
         metadata = file.metadata
@@ -65,14 +64,10 @@ def npz(path: str) -> Source:
         return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
-SOURCES: dict[str, Callable[[str], Source]] = {
+SOURCES: dict[str, Callable[[str, bool, bool], Source]] = {  # suffix -> (path, part, copy) -> the source
     ".gguf": gguf,
-    ".safetensors": checkpoint.safetensors,
-    checkpoint.INDEX: checkpoint.index,
-    ".npy": npy,
-    ".npz": npz,
-}
-PARTS: dict[str, Callable[[str], Source]] = {  # opens one shard alone, of the kinds that can be split
-    ".gguf": partial(gguf, part=True),
-    ".safetensors": partial(checkpoint.safetensors, part=True),
+    ".safetensors": lambda path, part, copy: checkpoint.safetensors(path, part),
+    checkpoint.INDEX: lambda path, part, copy: checkpoint.index(path),
+    ".npy": lambda path, part, copy: npy(path),
+    ".npz": lambda path, part, copy: npz(path),
 }

@@ -152,7 +152,7 @@ def write_gguf(
 
 def read_gguf(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor]:
     """The tensors of a file; those stored in parts are joined."""
-    return closing.enter_context(GGUFFile([Shard(path, fd)], part=True))
+    return closing.enter_context(GGUFFile([Shard(path, fd, copy=True)], part=True))
 
 
 # ---------------------------------------------------------------- arrays
