@@ -109,7 +109,7 @@ def test_debug_shows_the_traceback(run):
     ],
 )
 def test_what_goes_wrong_is_told_in_one_line(run, monkeypatch, error, status, message):
-    def fail(path):
+    def fail(path, copy):
         raise error
 
     monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)
@@ -117,7 +117,7 @@ def test_what_goes_wrong_is_told_in_one_line(run, monkeypatch, error, status, me
 
 
 def test_a_bug_is_not_dressed_up(monkeypatch):
-    def fail(path):
+    def fail(path, copy):
         raise KeyError("a bug")
 
     monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)

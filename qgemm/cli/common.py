@@ -45,7 +45,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 def need_gguf(path: str) -> None:
     """QgemmError for a path that only `qgemm convert` reads."""
-    if os.path.isdir(path) or path.endswith(OTHERS):
+    if os.path.isdir(path) or path.lower().endswith(OTHERS):
         raise QgemmError(f"{shown_path(path)}: is no .gguf file; `qgemm convert` makes one of it")
 
 

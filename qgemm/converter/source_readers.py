@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
-from qgemm.errors import QgemmError
+from qgemm.errors import CheckpointError, QgemmError
+from qgemm.files.gguf.layout import MAGIC as GGUF_MAGIC
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.npy import open_npy
 from qgemm.files.npz import open_npz
-from qgemm.files.paths import PathLike, path_string, shown_path
+from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path
+from qgemm.files.shards import piece_hint, shard_name
 
 from . import array_weights
 from .checkpoints import files as checkpoint
@@ -21,17 +24,55 @@ from .weight import Source, weight_from_tensor
 
 
 def open_source(path: PathLike, part: bool = False, copy: bool = False) -> Source:
-    """Open a source by the suffix of its name; a folder by the files in it.
+    """Open a source by its first bytes and the suffix of its name; a folder by the files in it.
 
     A shard opens all shards of its model; part: that shard alone. copy: read a .gguf file instead of mapping it.
     """
     name = path_string(path)
     if os.path.isdir(name):
         name = checkpoint.inside(name)
-    for suffix, reader in SOURCES.items():
-        if name.endswith(suffix):
-            return reader(name, part, copy)
-    raise QgemmError(f"{shown_path(name)}: must be a folder, or its name end in {', '.join(SOURCES)}")
+    kind = source_kind(name)
+    if not kind:
+        rule = f"is no file of weights by its first bytes, and its name does not end in {', '.join(SOURCES)}"
+        raise QgemmError(f"{shown_path(name)}: {rule}{piece_hint(name)}")
+    if part and kind != ".gguf" and shard_name(name, kind) is None:
+        raise no_shard(name)
+    try:
+        return SOURCES[kind](name, part, copy)
+    except CheckpointError as error:
+        if hint := piece_hint(name):
+            raise CheckpointError(f"{error}{hint}") from error
+        raise
+
+
+def source_kind(path: str) -> str:
+    """The key of SOURCES for a file, "" if neither its first bytes nor its name tells; a .gguf file may have any name.
+
+    QgemmError if a file whose name does not tell cannot be read.
+    """
+    named = next((suffix for suffix in SOURCES if path.lower().endswith(suffix)), "")
+    try:
+        start = _first_bytes(path)
+    except QgemmError:
+        if not named:
+            raise
+        return named
+    if start.startswith(GGUF_MAGIC):
+        return ".gguf"
+    return named or next((suffix for suffix, pattern in STARTS.items() if pattern.match(start)), "")
+
+
+def _first_bytes(path: str) -> bytes:
+    file = RegularFile(path, CheckpointError)
+    try:
+        return file.read(0, min(FIRST_BYTES, file.size)).tobytes()
+    finally:
+        file.close()
+
+
+def no_shard(path: str) -> QgemmError:
+    """The error for a shard that is none."""
+    return QgemmError(f"{shown_path(path)}: is no shard: part (--part) reads one file of several")
 
 
 def gguf(path: str, part: bool, copy: bool) -> Source:
@@ -39,6 +80,8 @@ def gguf(path: str, part: bool, copy: bool) -> Source:
     file = open_gguf(path, part=part, copy=copy)
     with ExitStack() as undo:
         undo.callback(file.close)
+        if part and file.shard_count == 1:
+            raise no_shard(path)
         metadata = file.metadata
         numbers = {shard: number for number, shard in enumerate(file.paths)}
         stored = {
@@ -64,6 +107,12 @@ def npz(path: str) -> Source:
         return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
+FIRST_BYTES = 512
+STARTS = {  # suffix -> pattern of the first bytes
+    ".safetensors": re.compile(rb".{4}\0{4}\{", re.DOTALL),  # the size of a header of JSON
+    ".npy": re.compile(rb"\x93NUMPY"),
+    ".npz": re.compile(rb"PK\x03\x04.{26}[^\0]{1,400}\.npy", re.DOTALL),  # an archive whose first member is an array
+}
 SOURCES: dict[str, Callable[[str, bool, bool], Source]] = {  # suffix -> (path, part, copy) -> the source
     ".gguf": gguf,
     ".safetensors": lambda path, part, copy: checkpoint.safetensors(path, part),

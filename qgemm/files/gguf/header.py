@@ -14,6 +14,7 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 from qgemm.codec.format import Format
 from qgemm.errors import GGUFError
 from qgemm.files.paths import shown, shown_path
+from qgemm.files.shards import piece_hint
 from qgemm.formats import GGML_TYPES
 
 from .layout import (
@@ -123,7 +124,7 @@ class _Walk:
         kind, name = self.place
         if name is not None:
             kind += f" number {name}" if isinstance(name, int) else f" {shown(name)}"
-        return GGUFError(f"{shown_path(self.path)}: {kind}: {rule}")
+        return GGUFError(f"{shown_path(self.path)}: {kind}: {rule}{piece_hint(self.path)}")
 
     def take(self, size: int, field: str) -> int:
         """Move past `size` bytes, which must exist; returns their offset."""

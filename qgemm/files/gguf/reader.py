@@ -104,6 +104,11 @@ class GGUFFile(Mapping[str, Tensor]):
         return tuple(shard.path for shard in self._shards)
 
     @property
+    def shard_count(self) -> int:
+        """The number of shards of the model, by the metadata of this file; 1 for a model in one file."""
+        return self._shards[0].header.split.shards
+
+    @property
     def version(self) -> int:
         """The GGUF version, 2 or 3."""
         return self._shards[0].header.version
