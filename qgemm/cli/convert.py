@@ -12,18 +12,19 @@ from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.job import BACKENDS, convert
-from qgemm.converter.mixture import MIXTURES
+from qgemm.converter.mixture import FILE_TYPES, MIXTURES
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
-from qgemm.converter.rules import OUTPUT, Ends, Options, parse_override, parse_type
+from qgemm.converter.rules import OUTPUT, Ends, Options, parse_override
 from qgemm.converter.targets import is_gguf_path
 from qgemm.converter.tensor_names import parse_rename
+from qgemm.converter.type_names import SYNONYMS, format_and_mixture, one_format
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike
-from qgemm.formats import FORMATS, format_named
+from qgemm.formats import FORMATS
 from qgemm.text import json_lines, json_text
 
 from .common import Command, Progress, UsageError, add_json, count, limit, pattern
@@ -106,10 +107,9 @@ def run(args: argparse.Namespace) -> int:
     """Convert, then print a line for each tensor."""
     check_order(args)
     try:
-        default, mixture = parse_type(args.type)
+        default, mixture = format_and_mixture(args.type)
         ends = [
-            None if name is None else format_named(name, to_write=True)
-            for name in (args.token_embedding_type, args.output_tensor_type)
+            None if name is None else one_format(name) for name in (args.token_embedding_type, args.output_tensor_type)
         ]
         options = Options(
             default,
@@ -136,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         Progress("convert", source.nbytes) as progress,
     ):
         files = [*source.files, args.target]
+        notes: list[str] = []
         check_outputs(args, files)  # now, not after an hour of work
         lines = convert(
             source,
@@ -147,12 +148,12 @@ def run(args: argparse.Namespace) -> int:
             max_error=args.max_rel_error,
             force=args.force,
             advance=progress.advance,
+            note=notes.append,
         )
         nbytes = source.nbytes
-    text = document(
-        json_text(args.source), json_text(args.target), (options.mixture or options.type.name).upper(), lines, nbytes
-    )
-    print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes)]), sep="\n")
+    kind = (options.mixture or options.type.name).upper()
+    text = document(json_text(args.source), json_text(args.target), kind, lines, nbytes, notes)
+    print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes, notes)]), sep="\n")
     check_outputs(args, files)  # some of them exist only now
     if args.report is not None:
         write_file(args.report, ("\n".join(json_lines(text)) + "\n").encode())
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
 def check_order(args: argparse.Namespace) -> None:
     """Refuse SRC DST TYPE in another order; the message has the command in the right order."""
     words = [args.source, args.target, args.type]
-    types = [word for word in words if word.lower() in FORMATS]
+    types = [word for word in words if word.lower() in (*FORMATS, *FILE_TYPES, *SYNONYMS)]
     if args.type not in types and len(types) == 1:
         source, target = (word for word in words if word not in types)
         command = shlex.join(["qgemm", "convert", source, target, *types])

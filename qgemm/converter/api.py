@@ -10,17 +10,17 @@ from typing import NamedTuple, TypeAlias
 from qgemm.codec.format import Format
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.paths import PathLike, path_string
-from qgemm.formats import format_named
 
 from . import job
 from .checkpoint_target import check_layout
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
-from .rules import OUTPUT, Ends, Options, parse_type
+from .rules import OUTPUT, Ends, Options
 from .source_readers import open_source
 from .targets import is_gguf_path
 from .tensor_names import Rename, apply_renames
+from .type_names import format_and_mixture, one_format
 from .weight import Source
 
 Pattern: TypeAlias = str | re.Pattern[str]
@@ -29,6 +29,7 @@ Pattern: TypeAlias = str | re.Pattern[str]
 class Conversion(NamedTuple):
     """The result of a conversion: a line for each tensor of the new file, and the size of the source tensors in bytes.
 
+    notes: sentences about tensors that were left out, importances that met no tensor, options without an effect.
     A Line has name, shape, old and new type, `how` ("exact", "rounded-scale", "rounded", "quantized", "requantized"),
     error (relative RMS of all weights; None in a dry run), bpw (bits per weight), nbytes, and the rule that kept it.
     `str` gives the text that `qgemm convert` prints.
@@ -36,9 +37,10 @@ class Conversion(NamedTuple):
 
     lines: list[Line]
     nbytes: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes)])
+        return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes, self.notes)])
 
 
 def open_for_conversion(
@@ -123,10 +125,10 @@ def convert(
     Raises QgemmError or a subclass: CheckpointError and GGUFError for malformed or unsupported files, QuantizeError
     for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` stays intact on error.
     """
-    default, mixture = parse_type(type)
+    default, mixture = format_and_mixture(type)
     options = Options(
         default,
-        [(re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()],
+        [(re.compile(pattern), one_format(fmt)) for pattern, fmt in (tensor_types or {}).items()],
         [*(re.compile(pattern) for pattern in keep), *[OUTPUT] * leave_output_tensor],
         pure,
         allow_requantize,
@@ -134,13 +136,14 @@ def convert(
         {} if imatrix is None else read_imatrix(imatrix),
         mixture,
         keep_split,
-        Ends(*(None if fmt is None else format_named(fmt) for fmt in (token_embedding_type, output_tensor_type))),
+        Ends(*(None if fmt is None else one_format(fmt) for fmt in (token_embedding_type, output_tensor_type))),
         layout,
     )
     check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     with open_for_conversion(src, renames, like, [imatrix], part, is_gguf_path(dst) and not layout) as source:
         total, done = source.nbytes, 0
+        notes: list[str] = []
 
         def advance(nbytes: int) -> None:
             nonlocal done
@@ -157,5 +160,6 @@ def convert(
             max_error=max_rel_error,
             force=force,
             advance=advance,
+            note=notes.append,
         )
-        return Conversion(lines, total)
+        return Conversion(lines, total, tuple(notes))

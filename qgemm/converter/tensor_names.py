@@ -43,9 +43,12 @@ def apply_renames(source: Source, renames: Sequence[Rename]) -> Source:
         if not any(map(pattern.search, names.values())):
             raise QgemmError(f"{where}: --rename {shown(f'{pattern.pattern}={text}')} fits no tensor's name")
         try:
-            names = {old: pattern.sub(text, name) for old, name in names.items()}
+            renamed = {old: pattern.sub(text, name) for old, name in names.items()}
         except (re.error, IndexError) as error:
             raise QgemmError(f"{where}: --rename {shown(f'{pattern.pattern}={text}')}: {error}") from None
+        if renamed == names:
+            raise QgemmError(f"{where}: --rename {shown(f'{pattern.pattern}={text}')} changes no tensor's name")
+        names = renamed
     weights: dict[str, Weight] = {}
     for old, new in names.items():
         if new in weights:
