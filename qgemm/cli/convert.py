@@ -61,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors as they are"
     )
+    parser.add_argument(
+        "--drop", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors out"
+    )
     parser.add_argument("--pure", action="store_true", help="all in one format: that of TYPE, or a file type's default")
     parser.add_argument(
         "--allow-requantize", action="store_true", help="quantize quantized tensors again, where codes cannot be copied"
@@ -84,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metadata-from",
         metavar="BASE",
         help="metadata, names, order and layout of BASE, a .gguf file of the same model",
+    )
+    parser.add_argument(
+        "--tied",
+        action="store_true",
+        help="the token embedding is the output matrix, which SRC lacks though its config says that it has one",
     )
     parser.add_argument("--part", action="store_true", help="convert only this shard, not its whole model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
@@ -129,9 +137,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
+    model = is_gguf_path(args.target) and not args.layout
     with (
         open_for_conversion(
-            args.source, renames, args.like, [args.imatrix], args.part, is_gguf_path(args.target) and not args.layout
+            args.source, renames, args.like, [args.imatrix], args.part, model, args.drop, args.tied
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

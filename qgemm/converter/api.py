@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from qgemm.codec.format import Format
+from qgemm.errors import QgemmError
 from qgemm.files.imatrix import read_imatrix
-from qgemm.files.paths import PathLike, path_string
+from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import job
 from .checkpoint_target import check_layout
@@ -19,7 +20,7 @@ from .report import Line, table, totals
 from .rules import OUTPUT, Ends, Options
 from .source_readers import open_source
 from .targets import is_gguf_path
-from .tensor_names import Rename, apply_renames
+from .tensor_names import Rename, apply_drops, apply_renames
 from .type_names import format_and_mixture, one_format
 from .weight import Source
 
@@ -50,18 +51,25 @@ def open_for_conversion(
     beside: Iterable[PathLike | None] = (),
     part: bool = False,
     model: bool = False,
+    drop: Sequence[re.Pattern[str]] = (),
+    tied: bool = False,
 ) -> Source:
     """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
-    beside: other input files, which the conversion must not overwrite.
+    beside: other input files, which the conversion must not overwrite. drop: patterns of tensors that are left out.
+    tied: see `to_gguf_model`.
     """
     source = open_source(src, part=part, copy=True)
     try:
-        source = apply_renames(source, list(rename))
+        source = apply_renames(apply_drops(source, drop), list(rename))
+        own_metadata = source.metadata
         if like is not None:
             source = match_layout(source, like)
         elif model and os.path.isdir(src):
-            source = to_gguf_model(source, src)
+            source = to_gguf_model(source, src, tied)
+        if tied and (like is not None or source.metadata is own_metadata):
+            rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"
+            raise QgemmError(f"{shown_path(source.path)}: {rule}")
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
         source.close()
@@ -79,8 +87,10 @@ def convert(
     output_tensor_type: str | Format | None = None,
     leave_output_tensor: bool = False,
     keep: Iterable[Pattern] = (),
+    drop: Iterable[Pattern] = (),
     rename: Mapping[Pattern, str] | None = None,
     like: PathLike | None = None,
+    tied: bool = False,
     pure: bool = False,
     keep_split: bool = False,
     layout: str = "",
@@ -105,10 +115,11 @@ def convert(
     tensor_types: other formats for tensors whose name matches a regular expression (`re.search`); the first match
     wins. Tensors that llama-quantize keeps (norms, vectors, routers ...) ignore it. token_embedding_type,
     output_tensor_type: the formats of these two matrices; leave_output_tensor: the output matrix keeps its type. keep:
-    regular expressions of tensors that keep their type.
+    regular expressions of tensors that keep their type. drop: regular expressions of tensors that are left out.
     rename: regular expressions, and the replacement of each match in a name (`re.sub`).
     like: a .gguf file of the same model, whose metadata, names, order and layout the new file gets, so that a
-    Hugging Face checkpoint becomes a model that runs.
+    Hugging Face checkpoint becomes a model that runs. tied: a folder that lacks its output matrix has the token
+    embedding for one, though its config does not say so.
     keep_split: write as many shards as the split .gguf source has, named after dst; types are chosen as llama-quantize
     does in that case.
     layout: "awq", "gptq" or "compressed-tensors": dst is a folder, which becomes a checkpoint of that method in
@@ -141,7 +152,9 @@ def convert(
     )
     check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
-    with open_for_conversion(src, renames, like, [imatrix], part, is_gguf_path(dst) and not layout) as source:
+    drops = [re.compile(pattern) for pattern in drop]
+    model = is_gguf_path(dst) and not layout
+    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied) as source:
         total, done = source.nbytes, 0
         notes: list[str] = []
 

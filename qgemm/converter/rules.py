@@ -322,7 +322,7 @@ def _refusal(step: Step, options: Options) -> str:
     """Why a step cannot be done, "" if it can."""
     weight, fmt = step.weight, step.format
     if 0 in weight.shape:
-        return f"is empty: shape {weight.shape}"
+        return f"is empty: shape {weight.shape}; --drop leaves it out"
     if step.copied:
         return ""
     if weight.values is None:
