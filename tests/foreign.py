@@ -74,7 +74,7 @@ def gptq(
     """order: the columns of a group are anywhere (act-order)."""
     rng = np.random.default_rng(seed)
     size = k if group == -1 else group
-    codes, zeros, s = grouped(rng, n, k, bits, k // size, scales, zero)
+    codes, zeros, s = grouped(rng, n, k, bits, -(-k // size), scales, zero)  # the last group may be short
     group_of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
     stored = zeros if v2 else (zeros - 1) % 2**bits
     parts = {

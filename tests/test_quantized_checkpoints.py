@@ -46,7 +46,7 @@ def checkpoint(
     """
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
-    groups, size = (1, k) if group == -1 else (k // group, group)
+    groups, size = (1, k) if group == -1 else (-(-k // group), group)
     codes = rng.integers(0, 2**bits, (k, n))
     zeros = rng.integers(0, 2**bits, (groups, n)) if zero is None else np.full((groups, n), zero)
     s = (rng.random((groups, n)) / 50 + 1e-3).astype(scales)
@@ -84,6 +84,10 @@ CASES = {
     "gptq, symmetric": ({"zero": 8, "config": {"sym": True}}, {"q4_0": "exact", "f32": "exact"}),
     "gptq, 8 bits": ({"bits": 8, "zero": 128}, {"q8_0": "exact"}),
     "gptq, group 16": ({"group": 16}, {"f32": "exact"}),
+    "gptq, a short last group": ({"group": 128, "k": 672}, {"f32": "exact", "q8_0": "exact", "q5_0": "exact"}),
+    "gptq, a last group of 8": ({"group": 128, "k": 392}, {"f32": "exact"}),
+    "gptq, a group of 100": ({"group": 100, "k": 128}, {"f32": "exact"}),
+    "gptq, wider than a row": ({"group": 128, "k": 96, "zero": 8}, {"q4_0": "exact", "f32": "exact"}),
 }
 
 
