@@ -11,7 +11,8 @@
     scales   float16 [K / G, N]
     g_idx    int32   [K]                the group of each k: k // G, or any (act-order)
 
-GPTQ's K need not be a multiple of G: the last group is shorter then, and K / G is rounded up. W[n, k] = (q - zero) * scale of the group of k, in float32.
+GPTQ's K need not be a multiple of G: the last group is shorter then, and K / G is rounded up.
+W[n, k] = (q - zero) * scale of the group of k, in float32.
 """
 
 from __future__ import annotations
