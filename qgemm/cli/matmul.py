@@ -26,7 +26,7 @@ from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, json_value, printable
 
-from .abilities import NUMPY, cuda_sm
+from .abilities import cpu_kernel, cuda_sm
 from .common import Command, Progress, UsageError, add_file, add_json, counts, need_gguf, random_tokens
 
 RUNS, SECONDS = 7, 2.0  # timed calls, whose median counts; fewer if they last longer than SECONDS
@@ -178,7 +178,7 @@ def on_cpu(w: Tensor, activation: Activation) -> Multiply:
 
     def multiply(x: NDArray[Any]) -> Product:
         y, seconds = timed(lambda: matmul(x, w, activation, dtype=np.float32))
-        return Product(y, seconds, NUMPY)
+        return Product(y, seconds, cpu_kernel(w, activation))
 
     return multiply
 
