@@ -1,9 +1,10 @@
-"""Options without an effect, and importances that meet no tensor: each is said or refused, never passed over."""
+"""Options without an effect, and importances that meet no tensor: all of it is noted or refused."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from files import imatrix, model
 from helpers import normal
 
 import qgemm
+from qgemm.converter import job
 from qgemm.errors import UnsupportedError
 
 Q, K, DOWN = "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.ffn_down_exps.weight"
@@ -30,18 +32,18 @@ def notes(source: Path, kind: str = "q4_k", **options: object) -> str:
 
 def test_tensors_without_importances_are_named(source, tmp_path):
     matrix = imatrix(tmp_path / "x.dat", [Q, DOWN])
-    said = notes(source, "iq4_nl", imatrix=matrix)
-    assert "1 of 6 quantized tensors took importances, not " in said
-    assert "blk.*.ffn_down.*.weight (2)" in said
-    assert "token_embd.weight" in said
-    assert "1 of the importance matrix's 2 entries are of no tensor here: blk.0.ffn_down_exps.weight" in said
-    assert Q not in said
+    sentences = notes(source, "iq4_nl", imatrix=matrix)
+    assert "1 of 6 quantized tensors took importances, not " in sentences
+    assert "blk.*.ffn_down.*.weight (2)" in sentences
+    assert "token_embd.weight" in sentences
+    assert "1 of the importance matrix's 2 entries are of no tensor here: blk.0.ffn_down_exps.weight" in sentences
+    assert Q not in sentences
 
 
-def test_a_matrix_of_all_tensors_is_said_to_be_used(source, tmp_path):
+def test_a_matrix_of_all_tensors_is_noted_as_used(source, tmp_path):
     tensors = [Q, K, "token_embd.weight", "output.weight", *(f"blk.0.ffn_down.{i}.weight" for i in range(2))]
-    said = notes(source, "iq4_nl", imatrix=imatrix(tmp_path / "x.dat", tensors))
-    assert said == "6 of 6 quantized tensors took importances"
+    sentences = notes(source, "iq4_nl", imatrix=imatrix(tmp_path / "x.dat", tensors))
+    assert sentences == "6 of 6 quantized tensors took importances"
 
 
 @pytest.mark.parametrize("names", [[DOWN], ["model.layers.0.self_attn.q_proj.weight"], [f"{Q} "]])
@@ -97,11 +99,19 @@ def test_a_rename_that_changes_no_name(source):
         notes(source, rename={"attn": "attn"})
 
 
+def test_a_gpu_that_encodes_nothing(source, monkeypatch):
+    monkeypatch.setattr(job, "_device", lambda: SimpleNamespace(supports=lambda step, encoder: False))
+    assert "--backend cuda encodes no tensor" in notes(source, "f16", backend="cuda")
+    monkeypatch.setattr(job, "_device", lambda: SimpleNamespace(supports=lambda step, encoder: True))
+    assert notes(source, backend="cuda") == ""
+
+
 @pytest.mark.parametrize("suffix", ["gguf", "npz", "safetensors"])
 def test_a_part_of_an_unsplit_model(suffix, source, tmp_path):
     qgemm.convert(source, path := tmp_path / f"x.{suffix}", "f16")
     with pytest.raises(qgemm.QgemmError, match=r"is no shard: part \(--part\) reads one file of several"):
         qgemm.convert(path, tmp_path / "y.gguf", "f16", part=True)
+    qgemm.load(path, part=True).close()  # harmless where nothing is written
 
 
 def test_the_command_prints_notes(source, run, tmp_path):

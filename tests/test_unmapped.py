@@ -82,7 +82,7 @@ def test_copies_need_no_mapping(source):
 
 
 def test_a_header_longer_than_the_first_bytes(tmp_path, monkeypatch):
-    """A key, a string, a tensor's description may continue behind the bytes that were read first."""
+    """A key, a string, a tensor's description may end after the bytes that were read first."""
     writer = GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_array("tokens", [f"token {i}" for i in range(300)])
     writer.add_array("scores", [float(i) for i in range(300)])

@@ -61,6 +61,8 @@ def open_for_conversion(
     """
     source = open_source(src, part=part, copy=True)
     try:
+        if part and source.shards == 1:
+            raise QgemmError(f"{shown_path(source.path)}: is no shard: part (--part) reads one file of several")
         source = apply_renames(apply_drops(source, drop), list(rename))
         own_metadata = source.metadata
         if like is not None:

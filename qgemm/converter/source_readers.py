@@ -14,7 +14,7 @@ from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.npy import open_npy
 from qgemm.files.npz import open_npz
 from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path
-from qgemm.files.shards import piece_hint, shard_name
+from qgemm.files.shards import piece_hint
 
 from . import array_weights
 from .checkpoints import files as checkpoint
@@ -35,8 +35,6 @@ def open_source(path: PathLike, part: bool = False, copy: bool = False) -> Sourc
     if not kind:
         rule = f"is no file of weights by its first bytes, and its name does not end in {', '.join(SOURCES)}"
         raise QgemmError(f"{shown_path(name)}: {rule}{piece_hint(name)}")
-    if part and kind != ".gguf" and shard_name(name, kind) is None:
-        raise no_shard(name)
     try:
         return SOURCES[kind](name, part, copy)
     except CheckpointError as error:
@@ -70,18 +68,11 @@ def _first_bytes(path: str) -> bytes:
         file.close()
 
 
-def no_shard(path: str) -> QgemmError:
-    """The error for a shard that is none."""
-    return QgemmError(f"{shown_path(path)}: is no shard: part (--part) reads one file of several")
-
-
 def gguf(path: str, part: bool, copy: bool) -> Source:
     """A .gguf file, or a split model by its first shard, or (part) a single shard."""
     file = open_gguf(path, part=part, copy=copy)
     with ExitStack() as undo:
         undo.callback(file.close)
-        if part and file.shard_count == 1:
-            raise no_shard(path)
         metadata = file.metadata
         numbers = {shard: number for number, shard in enumerate(file.paths)}
         stored = {
@@ -89,7 +80,9 @@ def gguf(path: str, part: bool, copy: bool) -> Source:
             for name, tensor in file.items()
         }
         weights = restore_shapes(path, metadata, stored)
-        return Source(path, weights, metadata, undo.pop_all().close, is_gguf=True, files=file.paths)
+        return Source(
+            path, weights, metadata, undo.pop_all().close, is_gguf=True, files=file.paths, shards=file.shard_count
+        )
 
 
 def npy(path: str) -> Source:

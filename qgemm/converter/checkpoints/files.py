@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from qgemm.errors import CheckpointError, GGUFError, GGUFNotFoundError
@@ -38,9 +39,9 @@ BESIDE = "*config.json", "tokenizer*", f"*{INDEX}"  # other files of a checkpoin
 
 def safetensors(path: str, part: bool = False) -> Source:
     """One file, or all shards of a model by the first, or (part) a single shard."""
-    name = None if part else shard_name(path, SUFFIX)
-    if name is None or name.shards == 1:
-        return _open_files(path, [path], None)
+    name = shard_name(path, SUFFIX)
+    if part or name is None or name.shards == 1:
+        return replace(_open_files(path, [path], None), shards=1 if name is None else name.shards)
     if name.number > 1:
         first = shown_path(name.path(1))
         raise CheckpointError(f"{shown_path(path)}: is shard {name.number} of {name.shards}: open the first, {first}")

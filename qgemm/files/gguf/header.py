@@ -95,7 +95,7 @@ class Header(NamedTuple):
 
 
 class EndOfBufferError(Exception):
-    """The header continues behind the bytes of the file that were read."""
+    """The header is longer than the part of the file that was read."""
 
 
 def read_header(path: str, data: Buffer, size: int) -> Header:

@@ -35,7 +35,7 @@ class Link(NamedTuple):
     copy: bool
 
 
-FIRST_BYTES = 1 << 20  # of a file that is not mapped: read for its header, and doubled until they hold it
+FIRST_BYTES = 1 << 20  # read for the header of a file that is not mapped, and doubled until they hold it
 
 
 class Shard:
