@@ -110,6 +110,24 @@ def test_a_folder_becomes_a_model_in_capitals(tmp_path):
         assert file.metadata["general.architecture"] == "llama"
 
 
+def test_a_folder_is_read_by_the_file_in_it(tmp_path):
+    """Safetensors in any case, else the only .gguf file or the first shard of one."""
+    for number, (write, names) in enumerate(
+        [
+            (lambda path: write_safetensors(path, W), ["MODEL.SAFETENSORS"]), (gguf, ["m.gguf"]), (gguf, ["M.GGUF"]),
+            (gguf, ["a.gguf", "model.gguf"]),
+        ]
+    ):  # fmt: skip
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in names:
+            write(folder / name)
+        assert [line.name for line in qgemm.convert(folder, tmp_path / f"{number}.gguf", "f16").lines] == ["w.weight"]
+    gguf(tmp_path / "1" / "n.gguf")
+    with pytest.raises(qgemm.QgemmError, match=r"holds 'm\.gguf', 'n\.gguf': name the one that is meant"):
+        open_source(tmp_path / "1")
+
+
 PIECES = [
     "m.gguf.part00", "m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partab", "m.gguf.001", "m.gguf.aa", "m.part-02",
     "m.GGUF.Part2", "m.safetensors.part01",

@@ -94,6 +94,12 @@ def test_a_dry_run_has_no_errors_to_be_above(source, run, tmp_path):
     assert (status, "a dry run computes no errors" in err) == (1, True)
 
 
+@pytest.mark.parametrize("threads", [0, -1])
+def test_a_conversion_without_threads(threads, source):
+    with pytest.raises(UnsupportedError, match=f"needs a thread at least, got {threads}"):
+        notes(source, threads=threads)
+
+
 def test_a_rename_that_changes_no_name(source):
     with pytest.raises(qgemm.QgemmError, match="--rename 'attn=attn' changes no tensor's name"):
         notes(source, rename={"attn": "attn"})

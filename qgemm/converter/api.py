@@ -67,7 +67,7 @@ def open_for_conversion(
         own_metadata = source.metadata
         if like is not None:
             source = match_layout(source, like)
-        elif model and os.path.isdir(src):
+        elif model and os.path.isdir(src) and not source.is_gguf:
             source = to_gguf_model(source, src, tied)
         if tied and (like is not None or source.metadata is own_metadata):
             rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"

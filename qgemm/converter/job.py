@@ -81,6 +81,8 @@ def convert(
     """
     if backend not in BACKENDS:
         raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
+    if threads is not None and threads < 1:
+        raise UnsupportedError(f"a conversion needs a thread at least, got {threads}")
     if max_error is not None and dry_run:
         raise UnsupportedError("a dry run computes no errors, so that none can be above the largest (max_rel_error)")
     if max_error is not None and not max_error >= 0:
