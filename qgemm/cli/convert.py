@@ -36,7 +36,8 @@ Convert the weights of SRC to TYPE and write them to DST. An existing DST is rep
 or not at all; a file of SRC is never replaced.
 
   SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
-        checkpoints quantized by AWQ, GPTQ or as kbit; a Hugging Face folder becomes a model that llama.cpp loads
+        checkpoints quantized by AWQ, GPTQ, auto-round or as kbit; files of other names by their content;
+        a Hugging Face folder becomes a model that llama.cpp loads
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16; with --layout a folder
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
         with --layout group formats: u4z_g128 (4 bits, zeros, groups of 128), u8_row, u3_g64_bf16 ...;

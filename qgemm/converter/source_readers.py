@@ -63,7 +63,7 @@ def source_kind(path: str) -> str:
 def _first_bytes(path: str) -> bytes:
     file = RegularFile(path, CheckpointError)
     try:
-        return file.read(0, min(FIRST_BYTES, file.size)).tobytes()
+        return file.read(0, min(START_BYTES, file.size)).tobytes()
     finally:
         file.close()
 
@@ -100,7 +100,7 @@ def npz(path: str) -> Source:
         return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
-FIRST_BYTES = 512
+START_BYTES = 512
 STARTS = {  # suffix -> pattern of the first bytes
     ".safetensors": re.compile(rb".{4}\0{4}\{", re.DOTALL),  # the size of a header of JSON
     ".npy": re.compile(rb"\x93NUMPY"),
