@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
+MAX_THREADS = 4096  # that may be set; the pool of compiled code starts fewer
 MAX_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # the CPUs of a CPU's core
 
@@ -19,12 +20,12 @@ def threads(number: int | None = None) -> int:
     """Set the number of threads that share a product on the CPU; without an argument, return it.
 
     The default, without a call and without $QGEMM_THREADS, is one thread for each physical core that this process may
-    use at the first product. ValueError for a number below 1.
+    use at the first product. ValueError for another number or $QGEMM_THREADS than 1 to 4096.
     """
     global _chosen
     if number is not None:
-        if number < 1:
-            raise ValueError(f"a product needs a thread at least, got {number}")
+        if not 1 <= number <= MAX_THREADS:
+            raise ValueError(f"a product needs a thread at least, and may have {MAX_THREADS}, got {number}")
         _chosen = number
     return _configured() or cores()
 
@@ -35,11 +36,15 @@ def workers() -> int:
 
 
 def _configured() -> int:
-    """The number set by `threads` or by $QGEMM_THREADS, 0 for none."""
+    """The number set by `threads` or by $QGEMM_THREADS, 0 for none; ValueError for a setting that is no number."""
     if _chosen is not None:
         return _chosen
     setting = os.environ.get("QGEMM_THREADS", "")
-    return int(setting) if setting.isascii() and setting.isdigit() else 0
+    if not setting:
+        return 0
+    if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= MAX_THREADS):
+        raise ValueError(f"QGEMM_THREADS is {setting!r}, and must be a whole number from 1 to {MAX_THREADS}")
+    return int(setting)
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 MAX_HINTS = 5  # close names in a message
+MAX_NAMES, MAX_NAME = 12, 80  # kinds of names in a message, and characters of a name
 GAP = "  "  # between columns
 DOTS = "..."
 COMMAND = "  qgemm "  # how an example starts
@@ -35,6 +36,21 @@ def close_to(name: object, names: Iterable[str]) -> str:
     by_lower = {candidate.lower(): candidate for candidate in names}
     matches = get_close_matches(str(name).lower(), by_lower, MAX_HINTS)
     return f"; close are {', '.join(printable(by_lower[match]) for match in matches)}" if matches else ""
+
+
+def names_in_short(names: Iterable[str]) -> str:
+    """Names of tensors for a message; those that differ in numbers alone are one, with their count.
+
+    >>> names_in_short(["blk.0.attn_q.weight", "blk.1.attn_q.weight", "output.weight"])
+    'blk.*.attn_q.weight (2), output.weight'
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub("[0-9]+", "*", name), []).append(name)
+    texts = [printable(cut(group[0] if len(group) == 1 else pattern, MAX_NAME)) for pattern, group in groups.items()]
+    counts = [f" ({len(group)})" * (len(group) > 1) for group in groups.values()]
+    more = [f"{len(groups) - MAX_NAMES} more kinds"] * (len(groups) > MAX_NAMES)
+    return ", ".join([*map(str.__add__, texts[:MAX_NAMES], counts), *more])
 
 
 def columns(align: str, rows: Iterable[Sequence[str]]) -> str:

@@ -74,7 +74,7 @@ def gptq(
     """order: the columns of a group are anywhere (act-order)."""
     rng = np.random.default_rng(seed)
     size = k if group == -1 else group
-    codes, zeros, s = grouped(rng, n, k, bits, k // size, scales, zero)
+    codes, zeros, s = grouped(rng, n, k, bits, -(-k // size), scales, zero)  # the last group may be short
     group_of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
     stored = zeros if v2 else (zeros - 1) % 2**bits
     parts = {
@@ -231,9 +231,10 @@ def bitsandbytes(
     change: dict | None = None,
 ) -> np.ndarray:  # fmt: skip
     rng = np.random.default_rng(seed)
-    codes, count = rng.integers(0, 16, n * k), n * k // block
+    codes, count = rng.integers(0, 16, n * k), -(-n * k // block)
     book = NF4 if kind == "nf4" else FP4
-    packed = (codes[::2] << 4 | codes[1::2]).astype(np.uint8).view(storage)
+    padded = np.pad(codes, (0, n * k % 2))  # an odd number of weights leaves the last nibble unused
+    packed = (padded[::2] << 4 | padded[1::2]).astype(np.uint8).view(storage)
     json_state = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [n, k]}
     absmax = rng.random(count).astype(np.float32)
     parts = {"": packed[:, None], ".absmax": absmax, ".quant_map": book}
@@ -248,4 +249,4 @@ def bitsandbytes(
     parts[f".quant_state.bitsandbytes__{kind}"] = np.frombuffer(raw, np.uint8)
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind}
     write(folder, parts, {**config, **(settings or {})}, change, prefix=f"{MODULE}.weight")
-    return (book[codes] * np.repeat(absmax, block)).astype(np.float32).reshape(n, k)
+    return (book[codes] * np.repeat(absmax, block)[: n * k]).astype(np.float32).reshape(n, k)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 import qgemm
 from qgemm import text
 from qgemm.cli import main as cli
+from qgemm.cpu.native import library
 from qgemm.cuda.kernels.routes import ROUTES
 from qgemm.cuda.problem import Gpu
 
@@ -55,6 +57,19 @@ def test_matmul_random(run):
     lines = lines_of(out + "\n", "M")
     assert list(lines) == ["1", "16", "512"]
     assert all(0 < float(cells[1]) < 1e-6 and cells[4] == "numpy" for cells in lines.values())
+
+
+@pytest.mark.compiles
+@pytest.mark.skipif(bool(library.reason()), reason=library.reason())
+def test_the_kernel_is_the_one_that_ran(run, monkeypatch):
+    """Compiled code or NumPy, which both commands name."""
+    for environment, kernel in (("numpy", "numpy"), ("", "c")):
+        monkeypatch.setenv("QGEMM_CPU", environment)
+        for activation in ("a16", "a8"):
+            _, out, _ = run("matmul", EXCERPT, WEIGHT, "--m", "3", "--activation", activation, "--json")
+            assert [product["kernel"] for product in json.loads(out)["products"]] == [kernel]
+        _, out, _ = run("info", EXCERPT, "--json", "--tensors", re.escape(WEIGHT))
+        assert {name for (name,) in json.loads(out)["tensors"][0]["cpu"]["products"].values()} == {kernel}
 
 
 def test_matmul_a8_says_its_rounding(run):

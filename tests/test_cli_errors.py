@@ -13,7 +13,7 @@ import helpers
 import numpy as np
 import pytest
 from files import safetensors
-from helpers import DATA
+from helpers import DATA, WEIGHT
 
 import qgemm
 from qgemm import text
@@ -109,7 +109,7 @@ def test_debug_shows_the_traceback(run):
     ],
 )
 def test_what_goes_wrong_is_told_in_one_line(run, monkeypatch, error, status, message):
-    def fail(path):
+    def fail(path, copy):
         raise error
 
     monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)
@@ -117,7 +117,7 @@ def test_what_goes_wrong_is_told_in_one_line(run, monkeypatch, error, status, me
 
 
 def test_a_bug_is_not_dressed_up(monkeypatch):
-    def fail(path):
+    def fail(path, copy):
         raise KeyError("a bug")
 
     monkeypatch.setattr("qgemm.cli.info.open_gguf", fail)
@@ -228,3 +228,10 @@ def test_a_limit_that_nothing_exceeds_is_refused(refused, value, tmp_path):
         with pytest.raises(qgemm.QgemmError, match="is a number from 0 on, got"):
             qgemm.convert(EXCERPT, tmp_path / "x.gguf", "f16", max_rel_error=float(value))
     assert not list(tmp_path.iterdir())
+
+
+def test_options_that_the_other_options_make_useless(refused):
+    """Neither a tolerance without a file to differ from, nor a seed beside activations that are given."""
+    assert "--tolerance is for the difference" in refused("verify", EXCERPT, "--tolerance", "0.1", status=2)
+    message = refused("matmul", EXCERPT, WEIGHT, "--x", "x.npy", "--seed", "1", status=2)
+    assert "--seed is for random activations" in message

@@ -144,6 +144,7 @@ UNHELD = {
     "gptq: scales of float32":   (gptq, {"scales": F32}, "scales are float32"),
     "gptq: uneven groups":       (gptq, {"change": {"g_idx": np.arange(64, dtype=I32) // 48}},
                                   "g_idx gives group 0 another size than group_size"),
+    "gptq: a last group of 8":   (gptq, {"group": 128, "k": 136}, "the last of 8, are no multiple of 32"),
     "hqq: axis 0":               (hqq, {"axis": 0}, "axis 0: groups of 64 do not lie in rows"),
     "hqq: across rows":          (hqq, {"group": 256}, "axis 1: groups of 256 do not lie in rows"),
     "hqq: zeros of float32":     (hqq, {"scales": F32}, "scales are float32|zeros are no float16"),

@@ -53,12 +53,17 @@ def test_ends_that_are_not_there(tmp_path):
 
 
 def test_rows_that_a_type_does_not_fit(tmp_path):
-    """An override and a pure type fall back as the file type's own do; a tensor that is one row stays."""
+    """A file type's own type and a pure one fall back; an override is refused; a tensor that is one row stays."""
     path = tied(tmp_path / "x.gguf", **{"blk.1.attn_k": (1, 256), "blk.1.ffn_down": (4, 48)})
-    done = qgemm.convert(path, tmp_path / "y.gguf", "q6_k", tensor_types={r"0\.ffn_down": "q4_k"}, dry_run=True)
+    done = qgemm.convert(path, tmp_path / "y.gguf", "q4_k_s", dry_run=True)
     types = {line.name: (line.new, line.rule) for line in done.lines}
     assert types["blk.0.ffn_down.weight"] == ("Q5_0", "row length not a multiple of 256: Q5_0")
     assert types["blk.1.attn_k.weight"] == ("F16", "1-D")
+    for tensor, kind in (("0.ffn_down", "q4_k"), ("0.ffn_down", "iq4_xs"), ("1.ffn_down", "q4_0")):
+        with pytest.raises(
+            qgemm.QgemmError, match=rf"{tensor}.*rows of \d+ weights are no whole blocks of {kind.upper()}"
+        ):
+            qgemm.convert(path, tmp_path / "y.gguf", "q6_k", tensor_types={tensor: kind}, dry_run=True)
     pure = qgemm.convert(path, tmp_path / "y.gguf", "q4_k_m", pure=True, dry_run=True)
     types = {line.name: line.new for line in pure.lines}
     assert (types["blk.0.ffn_down.weight"], types["blk.1.ffn_down.weight"]) == ("Q5_0", "F16")

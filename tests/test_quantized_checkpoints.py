@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import foreign
 import ml_dtypes
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def checkpoint(
     """
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
-    groups, size = (1, k) if group == -1 else (k // group, group)
+    groups, size = (1, k) if group == -1 else (-(-k // group), group)
     codes = rng.integers(0, 2**bits, (k, n))
     zeros = rng.integers(0, 2**bits, (groups, n)) if zero is None else np.full((groups, n), zero)
     s = (rng.random((groups, n)) / 50 + 1e-3).astype(scales)
@@ -84,6 +85,10 @@ CASES = {
     "gptq, symmetric": ({"zero": 8, "config": {"sym": True}}, {"q4_0": "exact", "f32": "exact"}),
     "gptq, 8 bits": ({"bits": 8, "zero": 128}, {"q8_0": "exact"}),
     "gptq, group 16": ({"group": 16}, {"f32": "exact"}),
+    "gptq, a short last group": ({"group": 128, "k": 672}, {"f32": "exact", "q8_0": "exact", "q5_0": "exact"}),
+    "gptq, a last group of 8": ({"group": 128, "k": 392}, {"f32": "exact"}),
+    "gptq, a group of 100": ({"group": 100, "k": 128}, {"f32": "exact"}),
+    "gptq, wider than a row": ({"group": 128, "k": 96, "zero": 8}, {"q4_0": "exact", "f32": "exact"}),
 }
 
 
@@ -239,3 +244,22 @@ def test_quantized_and_not(tmp_path):
     assert 0 < line.error < 0.2
     assert left_over(tmp_path) == []
     assert sorted(os.listdir(tmp_path / "m")) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (3, 5), (7, 33), (5, 129), (1, 65)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_bitsandbytes_of_an_odd_number_of_weights(n, k, nested, tmp_path):
+    """The last nibble is unused; any range of weights is read, also one that starts in the middle of a byte."""
+    want = foreign.bitsandbytes(tmp_path / "m", n=n, k=k, nested=nested)
+    with open_source(tmp_path / "m") as source:
+        weight = source.weights[f"{foreign.MODULE}.weight"]
+        for start, stop in ((0, want.size), (want.size // 2, want.size), (1, max(2, want.size - 1))):
+            assert_array_equal(weight.values(start, min(stop, want.size)), want.ravel()[start:stop])
+    qgemm.convert(tmp_path / "m", tmp_path / "y.gguf", "f32")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert_array_equal(file[f"{foreign.MODULE}.weight"].dequantize(), want)
+    with (
+        qgemm.load(tmp_path / "m") as model,
+        pytest.raises(qgemm.QgemmError, match="`qgemm convert` reads them as floats"),
+    ):
+        model[f"{foreign.MODULE}.weight"]

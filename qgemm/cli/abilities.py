@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qgemm.arguments import ACTIVATIONS, KINDS
+from qgemm.arguments import ACTIVATIONS, KINDS, Activation
 from qgemm.backend import Status
 from qgemm.codec.format import Format
+from qgemm.cpu.native.library import reason
+from qgemm.cpu.native.products import Product, multiplies
 from qgemm.cuda.kernels.routes import ANY, ROUTES, route
 from qgemm.cuda.problem import Problem
 from qgemm.errors import UnsupportedError
@@ -19,7 +21,7 @@ from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
 MANY = 1 << 20  # tokens: stands for any M beyond the limits of the table's rows
-NUMPY = "numpy"  # the one kernel of the CPU
+COMPILED, NUMPY = "c", "numpy"  # the kernels of the CPU
 
 
 class Ability(NamedTuple):
@@ -32,16 +34,21 @@ class Ability(NamedTuple):
     def __str__(self) -> str:
         """For example "a16: gemv_simt, dequantize; a8: gemv_dp4a, dequantize"; on the CPU, with one kernel, "a16, a8,
         a8_g256, dequantize"."""
-        if [NUMPY] in self.products.values() or not self.products:
+        if not self.products or any(names in ([COMPILED], [NUMPY]) for names in self.products.values()):
             text = ", ".join([*self.products, *["dequantize"] * self.dequantize])
         else:
             text = "; ".join(f"{activation}: {', '.join(names)}" for activation, names in self.products.items())
         return f"{text} ({self.note})" if text and self.note else text or self.note
 
 
-@cache
 def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
     """Abilities of the CPU backend for tensors of `ndim` axes, tested by multiplying one row of blocks."""
+    return _on_cpu(fmt, ndim, reason())
+
+
+@cache
+def _on_cpu(fmt: Format, ndim: int, disabled: str) -> Ability:
+    """The same; disabled: why there is no compiled code, "" if there may be."""
     if fmt.levels is None:
         return Ability(note="no codec")
     k = _row(fmt)
@@ -52,8 +59,13 @@ def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
             matmul(np.zeros((1, k), np.float32), w, activation)
         except UnsupportedError:
             continue
-        products[activation] = [NUMPY]
+        products[activation] = [cpu_kernel(w, activation)]
     return Ability(True, products, "of each [i]" if ndim > 2 else "")
+
+
+def cpu_kernel(w: Tensor, activation: Activation) -> str:
+    """The kernel of products on the CPU by these weights."""
+    return COMPILED if multiplies([Product(w, None)], activation) else NUMPY
 
 
 @cache

@@ -12,12 +12,10 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.converter.source_readers import SOURCES
+from qgemm.converter.source_readers import source_kind
 from qgemm.errors import QgemmError
 from qgemm.files.paths import shown_path
 from qgemm.tensor import Tensor
-
-OTHERS = tuple(suffix for suffix in SOURCES if suffix != ".gguf")  # file name endings that only `qgemm convert` reads
 
 
 class UsageError(Exception):
@@ -45,7 +43,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 def need_gguf(path: str) -> None:
     """QgemmError for a path that only `qgemm convert` reads."""
-    if os.path.isdir(path) or path.endswith(OTHERS):
+    if os.path.isdir(path) or source_kind(path) not in ("", ".gguf"):
         raise QgemmError(f"{shown_path(path)}: is no .gguf file; `qgemm convert` makes one of it")
 
 

@@ -12,18 +12,19 @@ from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.job import BACKENDS, convert
-from qgemm.converter.mixture import MIXTURES
+from qgemm.converter.mixture import FILE_TYPES, MIXTURES
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
-from qgemm.converter.rules import OUTPUT, Ends, Options, parse_override, parse_type
+from qgemm.converter.rules import OUTPUT, Ends, Options, parse_override
 from qgemm.converter.targets import is_gguf_path
 from qgemm.converter.tensor_names import parse_rename
+from qgemm.converter.type_names import SYNONYMS, format_and_mixture, one_format
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike
-from qgemm.formats import FORMATS, format_named
+from qgemm.formats import FORMATS
 from qgemm.text import json_lines, json_text
 
 from .common import Command, Progress, UsageError, add_json, count, limit, pattern
@@ -35,7 +36,8 @@ Convert the weights of SRC to TYPE and write them to DST. An existing DST is rep
 or not at all; a file of SRC is never replaced.
 
   SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
-        checkpoints quantized by AWQ, GPTQ or as kbit; a Hugging Face folder becomes a model that llama.cpp loads
+        checkpoints quantized by AWQ, GPTQ, auto-round or as kbit; files of other names by their content;
+        a Hugging Face folder becomes a model that llama.cpp loads
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16; with --layout a folder
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
         with --layout group formats: u4z_g128 (4 bits, zeros, groups of 128), u8_row, u3_g64_bf16 ...;
@@ -59,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--leave-output-tensor", action="store_true", help="leave the output matrix as it is")
     parser.add_argument(
         "--keep", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors as they are"
+    )
+    parser.add_argument(
+        "--drop", metavar="REGEX", action="append", type=pattern, default=[], help="leave these tensors out"
     )
     parser.add_argument("--pure", action="store_true", help="all in one format: that of TYPE, or a file type's default")
     parser.add_argument(
@@ -84,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BASE",
         help="metadata, names, order and layout of BASE, a .gguf file of the same model",
     )
+    parser.add_argument(
+        "--tied",
+        action="store_true",
+        help="the token embedding is the output matrix, which SRC lacks though its config says that it has one",
+    )
     parser.add_argument("--part", action="store_true", help="convert only this shard, not its whole model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
     parser.add_argument(
@@ -106,10 +116,9 @@ def run(args: argparse.Namespace) -> int:
     """Convert, then print a line for each tensor."""
     check_order(args)
     try:
-        default, mixture = parse_type(args.type)
+        default, mixture = format_and_mixture(args.type)
         ends = [
-            None if name is None else format_named(name, to_write=True)
-            for name in (args.token_embedding_type, args.output_tensor_type)
+            None if name is None else one_format(name) for name in (args.token_embedding_type, args.output_tensor_type)
         ]
         options = Options(
             default,
@@ -129,13 +138,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     if args.imatrix is not None:
         options = options._replace(importance=read_imatrix(args.imatrix))
+    model = is_gguf_path(args.target) and not args.layout
     with (
         open_for_conversion(
-            args.source, renames, args.like, [args.imatrix], args.part, is_gguf_path(args.target) and not args.layout
+            args.source, renames, args.like, [args.imatrix], args.part, model, args.drop, args.tied
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):
         files = [*source.files, args.target]
+        notes: list[str] = []
         check_outputs(args, files)  # now, not after an hour of work
         lines = convert(
             source,
@@ -147,12 +158,12 @@ def run(args: argparse.Namespace) -> int:
             max_error=args.max_rel_error,
             force=args.force,
             advance=progress.advance,
+            note=notes.append,
         )
         nbytes = source.nbytes
-    text = document(
-        json_text(args.source), json_text(args.target), (options.mixture or options.type.name).upper(), lines, nbytes
-    )
-    print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes)]), sep="\n")
+    kind = (options.mixture or options.type.name).upper()
+    text = document(json_text(args.source), json_text(args.target), kind, lines, nbytes, notes)
+    print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes, notes)]), sep="\n")
     check_outputs(args, files)  # some of them exist only now
     if args.report is not None:
         write_file(args.report, ("\n".join(json_lines(text)) + "\n").encode())
@@ -164,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
 def check_order(args: argparse.Namespace) -> None:
     """Refuse SRC DST TYPE in another order; the message has the command in the right order."""
     words = [args.source, args.target, args.type]
-    types = [word for word in words if word.lower() in FORMATS]
+    types = [word for word in words if word.lower() in (*FORMATS, *FILE_TYPES, *SYNONYMS)]
     if args.type not in types and len(types) == 1:
         source, target = (word for word in words if word not in types)
         command = shlex.join(["qgemm", "convert", source, target, *types])

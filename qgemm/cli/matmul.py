@@ -26,7 +26,7 @@ from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, json_value, printable
 
-from .abilities import NUMPY, cuda_sm
+from .abilities import cpu_kernel, cuda_sm
 from .common import Command, Progress, UsageError, add_file, add_json, counts, need_gguf, random_tokens
 
 RUNS, SECONDS = 7, 2.0  # timed calls, whose median counts; fewer if they last longer than SECONDS
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--m", metavar="M,...", type=counts, default=[1, 16, 512],
         help="random activations of M rows, a product for each M (default 1,16,512)",
     )  # fmt: skip
-    parser.add_argument("--seed", metavar="S", type=_seed, default=0, help="seed of the random activations (default 0)")
+    parser.add_argument("--seed", metavar="S", type=_seed, help="seed of the random activations (default 0)")
     parser.add_argument("--out", metavar="Y.npy", help="write y [..., N] as float32; needs --x or a single M")
     parser.add_argument(
         "--activation",
@@ -87,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
     """Multiply each x, compare with float64, print the result."""
     if args.out is not None and args.x is None and len(args.m) > 1:
         raise UsageError("--out needs one product: --x, or --m with a single number")
+    if args.seed is not None and args.x is not None:
+        raise UsageError("--seed is for random activations, and --x names others")
+    args.seed = args.seed or 0
     need_gguf(args.file)
     with open_gguf(args.file, copy=True) as file:
         if args.out is not None:
@@ -178,7 +181,7 @@ def on_cpu(w: Tensor, activation: Activation) -> Multiply:
 
     def multiply(x: NDArray[Any]) -> Product:
         y, seconds = timed(lambda: matmul(x, w, activation, dtype=np.float32))
-        return Product(y, seconds, NUMPY)
+        return Product(y, seconds, cpu_kernel(w, activation))
 
     return multiply
 

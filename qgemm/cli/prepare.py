@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile; print the number of kernels, the seconds, and the cache folder."""
     need_gguf(args.file)
-    with open_gguf(args.file) as model:
+    with open_gguf(args.file, copy=True) as model:
         done = prepare(model, args.m, activation=args.activation, dtype=args.dtype)
     if done.kernels:
         print(f"{done}, kept in {printable(str(cache_dir()))}" if cache_dir() else f"{done}, kept nowhere: {NO_FOLDER}")

@@ -17,10 +17,11 @@ from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, printable
 
 from .checks import CHECKS, NO_CODEC, Cell, Check, against, checks_of, look
-from .common import Command, Progress, add_file, add_json, add_pattern, limit, need_gguf, selected
+from .common import Command, Progress, UsageError, add_file, add_json, add_pattern, limit, need_gguf, selected
 
 OK, FAIL, LISTED = "ok", "FAIL", "-"  # verdicts; a tensor without a codec can only be listed
 VERDICTS = {OK: "ok", FAIL: "failed", LISTED: "listed"}  # in JSON
+TOLERANCE = 1.0
 AGAINST = "against"  # key in JSON of the comparison with OTHER
 
 DESCRIPTION = """\
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with the same tensors of another file, of any kind that `qgemm convert` reads",
     )
     parser.add_argument(
-        "--tolerance", metavar="R", type=limit, default=1.0,
+        "--tolerance", metavar="R", type=limit,
         help="relative RMS difference to OTHER that fails (default 1: as far off as zeros are; 0: any)",
     )  # fmt: skip
     add_json(parser, "the tables")
@@ -54,13 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check each tensor, print a line for it; 1 if a check failed."""
+    if args.tolerance is not None and args.against is None:
+        raise UsageError("--tolerance is for the difference to a file that --against names")
+    tolerance = TOLERANCE if args.tolerance is None else args.tolerance
     need_gguf(args.file)
     with ExitStack() as stack:
-        file = stack.enter_context(open_gguf(args.file))
-        others = None if args.against is None else stack.enter_context(open_source(args.against)).weights
+        file = stack.enter_context(open_gguf(args.file, copy=True))
+        others = None if args.against is None else stack.enter_context(open_source(args.against, copy=True)).weights
         names = selected(dict.fromkeys([*file, *(others or ())]), args.tensors)
         progress = stack.enter_context(Progress("verify", sum(file[name].nbytes for name in names if name in file)))
-        lines = [verify(name, file, others, args.tolerance, progress) for name in names]
+        lines = [verify(name, file, others, tolerance, progress) for name in names]
     conversions = [line.conversion for line in lines if line.conversion is not None]
     if args.json:
         print(*json_lines(document(file.path, args.against, lines)), sep="\n")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from qgemm.codec.format import Format
+from qgemm.errors import QgemmError
 from qgemm.files.imatrix import read_imatrix
-from qgemm.files.paths import PathLike, path_string
-from qgemm.formats import format_named
+from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import job
 from .checkpoint_target import check_layout
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
-from .rules import OUTPUT, Ends, Options, parse_type
+from .rules import OUTPUT, Ends, Options
 from .source_readers import open_source
 from .targets import is_gguf_path
-from .tensor_names import Rename, apply_renames
+from .tensor_names import Rename, apply_drops, apply_renames
+from .type_names import format_and_mixture, one_format
 from .weight import Source
 
 Pattern: TypeAlias = str | re.Pattern[str]
@@ -29,6 +30,7 @@ Pattern: TypeAlias = str | re.Pattern[str]
 class Conversion(NamedTuple):
     """The result of a conversion: a line for each tensor of the new file, and the size of the source tensors in bytes.
 
+    notes: sentences about tensors that were left out, importances that met no tensor, options without an effect.
     A Line has name, shape, old and new type, `how` ("exact", "rounded-scale", "rounded", "quantized", "requantized"),
     error (relative RMS of all weights; None in a dry run), bpw (bits per weight), nbytes, and the rule that kept it.
     `str` gives the text that `qgemm convert` prints.
@@ -36,9 +38,10 @@ class Conversion(NamedTuple):
 
     lines: list[Line]
     nbytes: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes)])
+        return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes, self.notes)])
 
 
 def open_for_conversion(
@@ -48,18 +51,27 @@ def open_for_conversion(
     beside: Iterable[PathLike | None] = (),
     part: bool = False,
     model: bool = False,
+    drop: Sequence[re.Pattern[str]] = (),
+    tied: bool = False,
 ) -> Source:
     """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
-    beside: other input files, which the conversion must not overwrite.
+    beside: other input files, which the conversion must not overwrite. drop: patterns of tensors that are left out.
+    tied: see `to_gguf_model`.
     """
-    source = open_source(src, part=part)
+    source = open_source(src, part=part, copy=True)
     try:
-        source = apply_renames(source, list(rename))
+        if part and source.shards == 1:
+            raise QgemmError(f"{shown_path(source.path)}: is no shard: part (--part) reads one file of several")
+        source = apply_renames(apply_drops(source, drop), list(rename))
+        own_metadata = source.metadata
         if like is not None:
             source = match_layout(source, like)
-        elif model and os.path.isdir(src):
-            source = to_gguf_model(source, src)
+        elif model and os.path.isdir(src) and not source.is_gguf:
+            source = to_gguf_model(source, src, tied)
+        if tied and (like is not None or source.metadata is own_metadata):
+            rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"
+            raise QgemmError(f"{shown_path(source.path)}: {rule}")
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
         source.close()
@@ -77,8 +89,10 @@ def convert(
     output_tensor_type: str | Format | None = None,
     leave_output_tensor: bool = False,
     keep: Iterable[Pattern] = (),
+    drop: Iterable[Pattern] = (),
     rename: Mapping[Pattern, str] | None = None,
     like: PathLike | None = None,
+    tied: bool = False,
     pure: bool = False,
     keep_split: bool = False,
     layout: str = "",
@@ -103,10 +117,11 @@ def convert(
     tensor_types: other formats for tensors whose name matches a regular expression (`re.search`); the first match
     wins. Tensors that llama-quantize keeps (norms, vectors, routers ...) ignore it. token_embedding_type,
     output_tensor_type: the formats of these two matrices; leave_output_tensor: the output matrix keeps its type. keep:
-    regular expressions of tensors that keep their type.
+    regular expressions of tensors that keep their type. drop: regular expressions of tensors that are left out.
     rename: regular expressions, and the replacement of each match in a name (`re.sub`).
     like: a .gguf file of the same model, whose metadata, names, order and layout the new file gets, so that a
-    Hugging Face checkpoint becomes a model that runs.
+    Hugging Face checkpoint becomes a model that runs. tied: a folder that lacks its output matrix has the token
+    embedding for one, though its config does not say so.
     keep_split: write as many shards as the split .gguf source has, named after dst; types are chosen as llama-quantize
     does in that case.
     layout: "awq", "gptq" or "compressed-tensors": dst is a folder, which becomes a checkpoint of that method in
@@ -123,10 +138,10 @@ def convert(
     Raises QgemmError or a subclass: CheckpointError and GGUFError for malformed or unsupported files, QuantizeError
     for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` stays intact on error.
     """
-    default, mixture = parse_type(type)
+    default, mixture = format_and_mixture(type)
     options = Options(
         default,
-        [(re.compile(pattern), format_named(fmt)) for pattern, fmt in (tensor_types or {}).items()],
+        [(re.compile(pattern), one_format(fmt)) for pattern, fmt in (tensor_types or {}).items()],
         [*(re.compile(pattern) for pattern in keep), *[OUTPUT] * leave_output_tensor],
         pure,
         allow_requantize,
@@ -134,13 +149,16 @@ def convert(
         {} if imatrix is None else read_imatrix(imatrix),
         mixture,
         keep_split,
-        Ends(*(None if fmt is None else format_named(fmt) for fmt in (token_embedding_type, output_tensor_type))),
+        Ends(*(None if fmt is None else one_format(fmt) for fmt in (token_embedding_type, output_tensor_type))),
         layout,
     )
     check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
-    with open_for_conversion(src, renames, like, [imatrix], part, is_gguf_path(dst) and not layout) as source:
+    drops = [re.compile(pattern) for pattern in drop]
+    model = is_gguf_path(dst) and not layout
+    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied) as source:
         total, done = source.nbytes, 0
+        notes: list[str] = []
 
         def advance(nbytes: int) -> None:
             nonlocal done
@@ -157,5 +175,6 @@ def convert(
             max_error=max_rel_error,
             force=force,
             advance=advance,
+            note=notes.append,
         )
-        return Conversion(lines, total)
+        return Conversion(lines, total, tuple(notes))

@@ -32,7 +32,7 @@ from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.tensor import Tensor
 
-from .hf_names import EXPERT, LEFT_OUT, OUTPUT, rotary_order, spellings
+from .hf_names import EXPERT, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
 from .weight import Source, Weight, weight_from_tensor
 from .weight_views import add_one, reorder_rows, stack_matrices
 
@@ -47,16 +47,18 @@ def match_layout(source: Source, path: PathLike) -> Source:
     QgemmError for a tensor without a counterpart in the file or the reverse, another shape or another model.
     """
     with ExitStack() as cleanup:
-        template = open_gguf(path)
+        template = open_gguf(path, copy=True)
         cleanup.callback(template.close)
         matched = _MatchedTensors(source, template, path_string(path))
         weights = {name: matched.filled(tensor) for name, tensor in template.items()}
         metadata = {key: template.metadata[key] for key in template.metadata if not key.startswith(OTHER_FILES)}
         cleanup.callback(source.close)
         files = [*source.files, *template.paths]
+        notes = [*source.notes, *left_out_notes(matched.left_out)]
         return replace(
-            source, weights=weights, metadata=metadata, is_gguf=True, files=files, close=cleanup.pop_all().close
-        )
+            source, weights=weights, metadata=metadata, is_gguf=True, files=files, close=cleanup.pop_all().close,
+            notes=notes,
+        )  # fmt: skip
 
 
 class _MatchedTensors:
@@ -67,11 +69,13 @@ class _MatchedTensors:
         self.where = shown_path(path)
         self.architecture = str(template.metadata.get(Keys.General.ARCHITECTURE, ""))
         self.experts_by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number of the expert -> tensor
+        self.left_out: list[str] = []
         gguf_name = self._names()
         for old, weight in source.weights.items():
             new = next((new for name in spellings(old) if (new := gguf_name(name))), None)
             if new not in template:
                 if new == OUTPUT or LEFT_OUT.search(old):
+                    self.left_out.append(old)
                     continue
                 raise self._refusal(old, f"has no place in {self.where}" + (f", as {shown(new)} would" if new else ""))
             assert new is not None

@@ -22,7 +22,7 @@ from qgemm.formats import FORMATS
 
 from .architectures import ARCHITECTURES, ENDS, Architecture, letters
 from .checkpoints.configs import MODEL
-from .hf_names import EXPERT, LEFT_OUT, OUTPUT, rotary_order, spellings
+from .hf_names import EXPERT, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
 from .hyperparameters import Config, rope_kind
 from .mixture import LAYER
 from .rules import keep_rule
@@ -34,8 +34,10 @@ ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 F32 = FORMATS["f32"]
 
 
-def to_gguf_model(source: Source, path: PathLike) -> Source:
+def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     """The source as a .gguf model if its folder's config names an architecture; otherwise unchanged.
+
+    tied: the token embedding is the output matrix, which the folder lacks, though the config does not say so.
 
     CheckpointError for an unknown architecture, hyperparameter, tensor or tokenizer.
     """
@@ -56,21 +58,22 @@ def to_gguf_model(source: Source, path: PathLike) -> Source:
         )
     text = values.get("text_config")
     config = Config(where, {**architecture.defaults, **values, **(text if isinstance(text, dict) else {})})
-    model = _Model(source, config, architecture)
+    model = _Model(source, config, architecture, tied)
     weights = model.weights()
     writer = GGUFWriter(None, MODEL_ARCH_NAMES[architecture.kind])
     writer.add_type(GGUFType.MODEL)
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
     tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space)
-    return replace(source, weights=weights, metadata=metadata_of(writer))
+    notes = left_out_notes(name for name in source.weights if LEFT_OUT.search(name))
+    return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
 
 
 class _Model:
     """The tensors of a checkpoint under llama.cpp's names."""
 
-    def __init__(self, source: Source, config: Config, architecture: Architecture) -> None:
-        self.source, self.config, self.architecture = source, config, architecture
+    def __init__(self, source: Source, config: Config, architecture: Architecture, tied: bool) -> None:
+        self.source, self.config, self.architecture, self.tied = source, config, architecture, tied
         self.where = shown_path(source.path)
         self.layers = config.need("num_hidden_layers")
         if self.layers > len(source.weights):
@@ -136,6 +139,15 @@ class _Model:
         """Refuse a missing tensor, or one whose shape contradicts the config."""
         tokens = weights["token_embd.weight"].shape[0] if "token_embd.weight" in weights else 0
         sizes = letters(self.config, tokens)
+        vocabulary = self.config.integer("vocab_size")
+        if tokens and vocabulary not in (None, tokens):
+            raise self._refusal("token_embd.weight", f"has {tokens} rows, vocab_size of the config is {vocabulary}")
+        tied = self.config.value("tie_word_embeddings") is True
+        if OUTPUT in weights and self.tied:
+            raise self._refusal(OUTPUT, "is there, so that nothing is tied; --drop lm_head leaves it out")
+        if OUTPUT not in weights and not (tied or self.tied):
+            rule = "is missing, and tie_word_embeddings of the config is not true"
+            raise self._refusal("lm_head.weight", f"{rule}; --tied makes the token embedding the output matrix")
         expected = {**ENDS, **({OUTPUT: "V E"} if OUTPUT in weights else {})}
         for layer in range(self.layers):
             stem = f"blk.{layer}."

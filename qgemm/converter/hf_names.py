@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qgemm.text import names_in_short
 
 EXPERT = re.compile(r"\bexperts\.(\d+)\.")
 WRAPPERS = (
@@ -17,8 +19,17 @@ WRAPPERS = (
 LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to a separate file
     r"rotary_emb\.inv_freq$|attn\.(masked_)?bias$|position_ids$"
     r"|\b(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\."
+    # scales of the activations and of the KV cache of a quantized checkpoint, which change no weight
+    r"|\.(([qkv]|kv|input|output|attn_output|prob(_output)?)(_cache)?_(global_)?(scale(_inv)?|scaling_factor|zero_point)"
+    r"|([qkv]_bmm|input|output)_quantizer\._\w+)$"
 )
 OUTPUT = "output.weight"  # a tied model may hold it, its .gguf file does not
+
+
+def left_out_notes(names: Iterable[str]) -> list[str]:
+    """A sentence about the tensors that have no place in a .gguf model, none without such tensors."""
+    left_out = list(names)
+    return [f"left out, as llama.cpp's converter does: {names_in_short(left_out)}"] if left_out else []
 
 
 def spellings(name: str) -> Iterator[str]:

@@ -23,6 +23,7 @@ from qgemm.parallel import workers
 
 from .checkpoint_target import FILE, check_steps, layout_named, layout_target, write_beside
 from .metadata import metadata, shard_keys
+from .notes import notes
 from .range_encoding import (
     EncodedRange,
     Encoder,
@@ -35,7 +36,7 @@ from .range_encoding import (
 )
 from .report import Line, relative, report_line
 from .rules import Options, Step, plan
-from .targets import Append, Keys, Target, check_target, target_for, verified_file
+from .targets import Append, Keys, Target, check_target, is_gguf_path, target_for, verified_file
 from .weight import Source
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def convert(
     max_error: float | None = None,
     force: bool = False,
     advance: Callable[[int], object] = lambda nbytes: None,
+    note: Callable[[str], object] = lambda text: None,
 ) -> list[Line]:
     """Write the tensors of an open source to `target` in the types that `options` give them; returns a line for each.
 
@@ -72,17 +74,23 @@ def convert(
     force: replace an existing file, whole or not at all. A file of the source is never replaced.
     backend: "cpu", or "cuda" to encode on the current CUDA device, into the same bytes; copied codes, searches, f32,
     f16 and bf16 stay on the CPU. threads: one per core by default, at most 4 with a GPU.
-    advance: called with the bytes of the source that were converted.
+    advance: called with the bytes of the source that were converted. note: called with each sentence of notes.py.
 
     Raises QuantizeError for weights that are not finite or that a format cannot hold, UnsupportedError without a GPU,
     QgemmError for other faults; an old file at `target` stays intact then.
     """
     if backend not in BACKENDS:
         raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
+    if threads is not None and threads < 1:
+        raise UnsupportedError(f"a conversion needs a thread at least, got {threads}")
+    if max_error is not None and dry_run:
+        raise UnsupportedError("a dry run computes no errors, so that none can be above the largest (max_rel_error)")
     if max_error is not None and not max_error >= 0:
         raise UnsupportedError(f"the largest relative error that is let pass is a number from 0 on, got {max_error}")
     path = path_string(target)
     steps = plan(source, options)
+    for sentence in notes(source, options, steps):
+        note(sentence)
     layout = layout_named(options.layout) if options.layout else None
     if layout is None:
         check_target(path, steps)
@@ -99,6 +107,8 @@ def convert(
         if not (force or dry_run) and os.path.exists(file.path):
             raise exists(shown_path(file.path))
     device = _device() if backend == "cuda" else None
+    if device is not None and not any(device.supports(step, choose_encoder(step, options)) for step in steps):
+        note("--backend cuda encodes no tensor: copies, plain types and unweighted searches stay on the CPU")
     if dry_run:
         return [report_line(step, None) for step in steps]
     lines = []
@@ -142,7 +152,7 @@ def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -
     if not options.keep_split:
         return [_File(path, steps, keys, target_for(path))]
     count = 1 + max((step.weight.shard for step in steps), default=0)
-    if count == 1 or not path.endswith(GGUF):
+    if count == 1 or not is_gguf_path(path):
         rule = "is no split model" if count == 1 else f"becomes {shown_path(path)}, which is no {GGUF} file"
         raise QgemmError(f"{shown_path(source.path)}: {rule}: --keep-split is for a {GGUF} file in shards")
     if any(longest_part(step.format) for step in steps):
@@ -150,7 +160,7 @@ def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -
     files = []
     for number in range(count):
         position = shard_keys(number, count, len(steps))
-        name = ShardName(path.removesuffix(GGUF), number + 1, count, GGUF).path(number + 1)
+        name = ShardName(path[: -len(GGUF)], number + 1, count, path[-len(GGUF) :]).path(number + 1)
         own = [step for step in steps if step.weight.shard == number]
         files.append(_File(name, own, position if number else {**keys, **position}, target_for(name)))
     return files

@@ -14,7 +14,7 @@ from qgemm.codec.packing import Floats
 from qgemm.codec.search import searched
 from qgemm.files.imatrix import Importance
 
-from .rules import Options, Step, importance_of
+from .rules import Options, Step
 from .scale_search import block_search
 from .weight import pack_groups
 
@@ -110,11 +110,10 @@ class Encoder(NamedTuple):
 
 def choose_encoder(step: Step, options: Options) -> Encoder:
     """The format's own encoder, or the search for better scales where requested and supported."""
-    weight, fmt = step.weight, step.format
-    importance = importance_of(weight, options)
-    if not searched(fmt) or step.copied or step.by_codes or not (options.search or importance is not None):
+    fmt, importance = step.format, step.importance
+    if not (step.quantizes and searched(fmt)) or (importance is None and not options.search):
         return Encoder(lambda x, start: fmt.encoded(x))
-    return Encoder(block_search(weight, fmt, importance), True, importance)
+    return Encoder(block_search(step.weight, fmt, importance), True, importance)
 
 
 def find_faults(step: Step, start: int, stop: int, encode: Encode) -> Faults | None:

@@ -68,8 +68,8 @@ def table(lines: Sequence[Line]) -> str:
     return columns("<<<<>><>", [head, *rows])
 
 
-def totals(lines: Sequence[Line], nbytes: int) -> list[str]:
-    """The totals: tensors by outcome, size before and after, and the rules that kept a type or made it fall back."""
+def totals(lines: Sequence[Line], nbytes: int, notes: Sequence[str] = ()) -> list[str]:
+    """The totals: tensors by outcome, size before and after, the rules that kept a type or made it fall back, notes."""
     weights = sum(_size(line) for line in lines)
     after = sum(line.nbytes for line in lines)
     bpw = 8 * after / weights if weights else 0.0
@@ -80,10 +80,13 @@ def totals(lines: Sequence[Line], nbytes: int) -> list[str]:
         f"{binary_size(nbytes)} -> {binary_size(after)} of tensor data, {bpw:.3g} bits per weight",
         f"{sum(rules.values())} of {len(lines)} tensors kept or fell back",
     ]
-    return text + [f"  {count:>5}  {rule}" for rule, count in rules.most_common()]
+    text += [f"  {count:>5}  {rule}" for rule, count in rules.most_common()]
+    return text + [f"note: {printable(note)}" for note in notes]
 
 
-def document(source: str, target: str, type: str, lines: Sequence[Line], nbytes: int) -> Mapping[str, Any]:
+def document(
+    source: str, target: str, type: str, lines: Sequence[Line], nbytes: int, notes: Sequence[str] = ()
+) -> Mapping[str, Any]:
     """The report as a JSON document."""
     after = sum(line.nbytes for line in lines)
     weights = sum(_size(line) for line in lines)
@@ -96,6 +99,7 @@ def document(source: str, target: str, type: str, lines: Sequence[Line], nbytes:
         "bpw": 8 * after / weights if weights else 0.0,
         "kept_or_fell_back": sum(bool(line.rule) for line in lines),
         "rules": dict(Counter(line.rule for line in lines if line.rule)),
+        "notes": [json_text(note) for note in notes],
         "tensors": [
             {
                 "name": json_text(line.name), "shape": list(line.shape), "from": line.old, "to": line.new,

@@ -17,24 +17,24 @@ from gguf.constants import MODEL_ARCH_NAMES, Keys
 
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
-from qgemm.errors import QgemmError, UnsupportedError
+from qgemm.codec.search import searched
+from qgemm.errors import QgemmError
 from qgemm.files.imatrix import Importance, Importances, importances_of_arrays
 from qgemm.files.paths import shown, shown_path
-from qgemm.formats import FORMATS, format_named, written
+from qgemm.formats import FORMATS, written
+from qgemm.text import names_in_short
 
 from .checkpoints.write import LAYOUTS, Layout
 from .mixture import (
-    ALIASES,
     EMBEDDINGS,
-    FILE_TYPES,
     GLM5,
     LAYER,
-    MIXTURES,
     Model,
     choose_types,
     fitting,
     needs_importance,
 )
+from .type_names import one_format
 from .weight import Source, Weight, codes_fit
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
@@ -114,12 +114,15 @@ class Options(NamedTuple):
 class Step(NamedTuple):
     """The planned conversion of a tensor.
 
-    rule: the reason why it was kept or fell back, "" if it gets the requested type.
+    rule: the reason why it was kept or fell back, "" if it gets the requested type. override: the one that chose the
+    type. importance: of its columns, where an encoder weighs errors by it.
     """
 
     weight: Weight
     format: Format
     rule: str = ""
+    override: Override | None = None
+    importance: Importance | None = None
 
     @property
     def copied(self) -> bool:
@@ -130,6 +133,11 @@ class Step(NamedTuple):
     def by_codes(self) -> bool:
         """Whether codes are copied and at most scales are rounded."""
         return not self.copied and codes_fit(self.format, self.weight.codes)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether weights are rounded to new codes: no bytes or codes are copied, and the type is not plain."""
+        return not (self.copied or self.by_codes or self.format.plain)
 
     @property
     def nbytes(self) -> int:
@@ -149,9 +157,10 @@ def plan(source: Source, options: Options) -> list[Step]:
         step = _step(weight, options, head, rules, types)
         if options.layout:
             step = _in_layout(LAYOUTS[options.layout], step)
-        if reason := _refusal(step, options) or _importance_refusal(step, options):
+        importance = importance_of(weight, options.importance) if step.quantizes else None
+        if reason := _refusal(step, options) or _importance_refusal(step, importance, options):
             raise QgemmError(f"{shown_path(source.path)}: tensor {shown(weight.name)}: {reason}")
-        steps.append(step)
+        steps.append(step._replace(importance=importance if searched(step.format) else None))
     return steps
 
 
@@ -165,7 +174,7 @@ def _in_layout(layout: Layout, step: Step) -> Step:
     if step.format.plain:
         return step
     reason = layout.refusal(step.format, step.weight.shape) if layout.holds(step.format) else step.rule
-    return Step(step.weight, F16, f"{reason}: F16") if reason else step
+    return step._replace(format=F16, rule=f"{reason}: F16") if reason else step
 
 
 def keep_rule(name: str, ndim: int, architecture: str) -> str:
@@ -194,6 +203,9 @@ def _check_patterns(source: Source, options: Options) -> None:
             raise QgemmError(
                 f"{shown_path(source.path)}: {option} {shown(pattern.pattern + rest)} fits no tensor's name"
             )
+    if options.importance and not any(name in source.weights for name in options.importance):
+        names = f"it has {names_in_short(options.importance)}, the tensors are {names_in_short(source.weights)}"
+        raise QgemmError(f"{shown_path(source.path)}: --imatrix: the importance matrix is of other tensors: {names}")
 
 
 def _with_ends(source: Source, options: Options) -> Iterator[Override]:
@@ -249,10 +261,9 @@ def _fixed_step(weight: Weight, options: Options, rules: KeepRules) -> Step | No
     for rule, pattern in rules.patterns:
         if pattern.search(weight.name):
             return _keep_step(weight, rule)
-    for pattern, fmt in options.overrides:
-        if pattern.search(weight.name):
-            step = _fallback(weight, fmt) if options.mixture else Step(weight, fmt)
-            return Step(weight, fmt) if step.format == F16 else step  # an override never becomes F16 silently
+    for override in options.overrides:
+        if override[0].search(weight.name):
+            return Step(weight, override[1], override=override)
     if options.layout and not options.pure:
         for pattern, rule in ((OUTPUT, "output matrix"), (TOKENS, "token embedding")):
             if pattern.search(weight.name):
@@ -311,7 +322,7 @@ def _refusal(step: Step, options: Options) -> str:
     """Why a step cannot be done, "" if it can."""
     weight, fmt = step.weight, step.format
     if 0 in weight.shape:
-        return f"is empty: shape {weight.shape}"
+        return f"is empty: shape {weight.shape}; --drop leaves it out"
     if step.copied:
         return ""
     if weight.values is None:
@@ -328,12 +339,11 @@ def _refusal(step: Step, options: Options) -> str:
     return ""
 
 
-def _importance_refusal(step: Step, options: Options) -> str:
-    """Why a step cannot be done with the given importance matrix or without one, "" if it can."""
+def _importance_refusal(step: Step, importance: Importance | None, options: Options) -> str:
+    """Why a step cannot be done with the importance of its tensor or without one, "" if it can."""
     weight, fmt = step.weight, step.format
-    if step.copied or step.by_codes or fmt.plain:
+    if not step.quantizes:
         return ""
-    importance = importance_of(weight, options)
     if importance is None:
         needed = needs_importance(weight.name, fmt.name, options.mixture)
         return f"{fmt} needs an importance matrix (--imatrix) that has this tensor" if needed else ""
@@ -343,12 +353,11 @@ def _importance_refusal(step: Step, options: Options) -> str:
     return ""
 
 
-def importance_of(weight: Weight, options: Options) -> Importance | None:
+def importance_of(weight: Weight, matrix: Mapping[str, Floats]) -> Importance | None:
     """The importance of a tensor's columns, None if there is none.
 
     A token embedding's may have another size, since it is no mean over activations; it is ignored then.
     """
-    matrix = options.importance
     importances = matrix if isinstance(matrix, Importances) else importances_of_arrays(matrix)
     importance = importances.importance(weight.name)
     if importance is not None and weight.name in EMBEDDINGS and importance.size != columns(weight):
@@ -361,24 +370,12 @@ def columns(weight: Weight) -> int:
     return prod(weight.shape[:-2]) * weight.shape[-1]
 
 
-def parse_type(kind: str | Format) -> tuple[Format, str]:
-    """The requested format, and the file type that mixes it with others, "" if none does."""
-    if isinstance(kind, str):
-        name = ALIASES.get(kind.lower(), kind.lower())
-        if name in FILE_TYPES:
-            return FORMATS[FILE_TYPES[name].default], name
-    try:
-        return format_named(kind, to_write=True), ""
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{error}; file types that mix them: {', '.join(MIXTURES).upper()}") from None
-
-
-def parse_override(text: str) -> tuple[re.Pattern[str], Format]:
+def parse_override(text: str) -> Override:
     """Parse REGEX=TYPE."""
     pattern, equals, name = text.rpartition("=")
     if not equals:
         raise QgemmError(f"{text!r} is not REGEX=TYPE")
     try:
-        return re.compile(pattern), format_named(name, to_write=True)
+        return re.compile(pattern), one_format(name)
     except re.error as error:
         raise QgemmError(f"{pattern!r} is not a regular expression: {error}") from None

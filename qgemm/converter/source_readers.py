@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
-from qgemm.errors import QgemmError
+from qgemm.errors import CheckpointError, QgemmError
+from qgemm.files.gguf.layout import MAGIC as GGUF_MAGIC
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.npy import open_npy
 from qgemm.files.npz import open_npz
-from qgemm.files.paths import PathLike, path_string, shown_path
+from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path
+from qgemm.files.shards import piece_hint
 
 from . import array_weights
 from .checkpoints import files as checkpoint
@@ -21,23 +23,54 @@ from .tensor_names import restore_shapes
 from .weight import Source, weight_from_tensor
 
 
-def open_source(path: PathLike, kind: str = "", part: bool = False) -> Source:
-    """Open a source by the suffix of its name, or as a file of suffix `kind`; a folder by the files in it.
+def open_source(path: PathLike, part: bool = False, copy: bool = False) -> Source:
+    """Open a source by its first bytes and the suffix of its name; a folder by the files in it.
 
-    A shard opens all shards of its model; part: that shard alone.
+    A shard opens all shards of its model; part: that shard alone. copy: read a .gguf file instead of mapping it.
     """
     name = path_string(path)
     if os.path.isdir(name):
         name = checkpoint.inside(name)
-    for suffix, reader in SOURCES.items():
-        if (kind or name).endswith(suffix):
-            return PARTS[suffix](name) if part and suffix in PARTS else reader(name)
-    raise QgemmError(f"{shown_path(name)}: must be a folder, or its name end in {', '.join(SOURCES)}")
+    kind = source_kind(name)
+    if not kind:
+        rule = f"is no file of weights by its first bytes, and its name does not end in {', '.join(SOURCES)}"
+        raise QgemmError(f"{shown_path(name)}: {rule}{piece_hint(name)}")
+    try:
+        return SOURCES[kind](name, part, copy)
+    except CheckpointError as error:
+        if hint := piece_hint(name):
+            raise CheckpointError(f"{error}{hint}") from error
+        raise
 
 
-def gguf(path: str, part: bool = False) -> Source:
+def source_kind(path: str) -> str:
+    """The key of SOURCES for a file, "" if neither its first bytes nor its name tells; a .gguf file may have any name.
+
+    QgemmError if a file whose name does not tell cannot be read.
+    """
+    named = next((suffix for suffix in SOURCES if path.lower().endswith(suffix)), "")
+    try:
+        start = _first_bytes(path)
+    except QgemmError:
+        if not named:
+            raise
+        return named
+    if start.startswith(GGUF_MAGIC):
+        return ".gguf"
+    return named or next((suffix for suffix, pattern in STARTS.items() if pattern.match(start)), "")
+
+
+def _first_bytes(path: str) -> bytes:
+    file = RegularFile(path, CheckpointError)
+    try:
+        return file.read(0, min(START_BYTES, file.size)).tobytes()
+    finally:
+        file.close()
+
+
+def gguf(path: str, part: bool, copy: bool) -> Source:
     """A .gguf file, or a split model by its first shard, or (part) a single shard."""
-    file = open_gguf(path, part=part)
+    file = open_gguf(path, part=part, copy=copy)
     with ExitStack() as undo:
         undo.callback(file.close)
         metadata = file.metadata
@@ -47,7 +80,9 @@ def gguf(path: str, part: bool = False) -> Source:
             for name, tensor in file.items()
         }
         weights = restore_shapes(path, metadata, stored)
-        return Source(path, weights, metadata, undo.pop_all().close, is_gguf=True, files=file.paths)
+        return Source(
+            path, weights, metadata, undo.pop_all().close, is_gguf=True, files=file.paths, shards=file.shard_count
+        )
 
 
 def npy(path: str) -> Source:
@@ -65,14 +100,16 @@ def npz(path: str) -> Source:
         return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
-SOURCES: dict[str, Callable[[str], Source]] = {
-    ".gguf": gguf,
-    ".safetensors": checkpoint.safetensors,
-    checkpoint.INDEX: checkpoint.index,
-    ".npy": npy,
-    ".npz": npz,
+START_BYTES = 512
+STARTS = {  # suffix -> pattern of the first bytes
+    ".safetensors": re.compile(rb".{4}\0{4}\{", re.DOTALL),  # the size of a header of JSON
+    ".npy": re.compile(rb"\x93NUMPY"),
+    ".npz": re.compile(rb"PK\x03\x04.{26}[^\0]{1,400}\.npy", re.DOTALL),  # an archive whose first member is an array
 }
-PARTS: dict[str, Callable[[str], Source]] = {  # opens one shard alone, of the kinds that can be split
-    ".gguf": partial(gguf, part=True),
-    ".safetensors": partial(checkpoint.safetensors, part=True),
+SOURCES: dict[str, Callable[[str, bool, bool], Source]] = {  # suffix -> (path, part, copy) -> the source
+    ".gguf": gguf,
+    ".safetensors": lambda path, part, copy: checkpoint.safetensors(path, part),
+    checkpoint.INDEX: lambda path, part, copy: checkpoint.index(path),
+    ".npy": lambda path, part, copy: npy(path),
+    ".npz": lambda path, part, copy: npz(path),
 }

@@ -63,14 +63,14 @@ class Target(NamedTuple):
 def target_for(path: str) -> Target:
     """The target for the suffix of a path."""
     for suffix, target in TARGETS.items():
-        if path.endswith(suffix):
+        if path.lower().endswith(suffix):
             return target
     raise QgemmError(f"{shown_path(path)}: the name must end in {', '.join(TARGETS)}")
 
 
 def is_gguf_path(path: PathLike) -> bool:
     """Whether the path has the suffix of models that llama.cpp loads."""
-    return path_string(path).endswith(".gguf")
+    return path_string(path).lower().endswith(".gguf")
 
 
 def check_target(path: str, steps: Sequence[Step]) -> None:
@@ -152,7 +152,7 @@ def write_gguf(
 
 def read_gguf(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor]:
     """The tensors of a file; those stored in parts are joined."""
-    return closing.enter_context(GGUFFile([Shard(path, fd)], part=True))
+    return closing.enter_context(GGUFFile([Shard(path, fd, copy=True)], part=True))
 
 
 # ---------------------------------------------------------------- arrays

@@ -1,4 +1,4 @@
-"""Names and shapes that a .gguf file cannot hold: renaming, and five dimensions as ComfyUI stores them.
+"""Tensors by name: dropping, renaming, and the shapes of five dimensions as ComfyUI stores them.
 
 comfy.gguf.orig_shape.NAME   array of INT32   the shape of tensor NAME outside the file, slowest axis first
 """
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from qgemm.errors import GGUFError, QgemmError
 from qgemm.files.gguf.layout import MAX_NAME_BYTES
 from qgemm.files.paths import shown, shown_path
+from qgemm.text import names_in_short
 
 from .weight import Source, Weight
 
@@ -35,6 +36,22 @@ def parse_rename(text: str) -> Rename:
         raise QgemmError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
+def apply_drops(source: Source, patterns: Sequence[re.Pattern[str]]) -> Source:
+    """Leave out every tensor whose name a pattern matches, and say which."""
+    for pattern in patterns:
+        if not any(map(pattern.search, source.weights)):
+            rule = f"--drop {shown(pattern.pattern)} fits no tensor's name"
+            raise QgemmError(f"{shown_path(source.path)}: {rule}")
+    dropped = [name for name in source.weights if any(pattern.search(name) for pattern in patterns)]
+    if not dropped:
+        return source
+    weights = {name: weight for name, weight in source.weights.items() if name not in set(dropped)}
+    shapes = {ORIGINAL_SHAPE + name for name in dropped}
+    metadata = {key: source.metadata[key] for key in source.metadata if key not in shapes}
+    notes = [*source.notes, f"left out by --drop: {names_in_short(dropped)}"]
+    return replace(source, weights=weights, metadata=metadata, notes=notes)
+
+
 def apply_renames(source: Source, renames: Sequence[Rename]) -> Source:
     """Replace every match of each pattern in the tensors' names, one pattern after another."""
     where = shown_path(source.path)
@@ -43,9 +60,12 @@ def apply_renames(source: Source, renames: Sequence[Rename]) -> Source:
         if not any(map(pattern.search, names.values())):
             raise QgemmError(f"{where}: --rename {shown(f'{pattern.pattern}={text}')} fits no tensor's name")
         try:
-            names = {old: pattern.sub(text, name) for old, name in names.items()}
+            renamed = {old: pattern.sub(text, name) for old, name in names.items()}
         except (re.error, IndexError) as error:
             raise QgemmError(f"{where}: --rename {shown(f'{pattern.pattern}={text}')}: {error}") from None
+        if renamed == names:
+            raise QgemmError(f"{where}: --rename {shown(f'{pattern.pattern}={text}')} changes no tensor's name")
+        names = renamed
     weights: dict[str, Weight] = {}
     for old, new in names.items():
         if new in weights:

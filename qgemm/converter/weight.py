@@ -107,7 +107,8 @@ class Source:
     """The input of a conversion: tensors by name, in order, and metadata for a .gguf file.
 
     is_gguf: whether the metadata is that of a .gguf file. files: all files that belong to the source (shards, indexes,
-    configs), which are never overwritten.
+    configs), which are never overwritten. shards: the number of shards of the model, of which this may be one.
+    notes: sentences for the user about tensors that are missing here.
     """
 
     path: str
@@ -116,6 +117,8 @@ class Source:
     close: Callable[[], object] = lambda: None
     is_gguf: bool = False
     files: Sequence[str] = ()
+    shards: int = 1
+    notes: Sequence[str] = ()
 
     @property
     def nbytes(self) -> int:

@@ -113,7 +113,7 @@ def read_imatrix(path: PathLike) -> Importances:
 
 def _read_gguf(path: str) -> tuple[dict[str, Importance], Origin]:
     importances: dict[str, Importance] = {}
-    file = open_gguf(path)  # closed with the last reference to its tensors
+    file = open_gguf(path, copy=True)  # closed with the last reference to its tensors
     for name in file:
         if not name.endswith(SUMS):
             continue

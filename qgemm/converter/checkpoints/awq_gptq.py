@@ -11,6 +11,7 @@
     scales   float16 [K / G, N]
     g_idx    int32   [K]                the group of each k: k // G, or any (act-order)
 
+GPTQ's K need not be a multiple of G: the last group is shorter then, and K / G is rounded up.
 W[n, k] = (q - zero) * scale of the group of k, in float32.
 """
 
@@ -74,17 +75,17 @@ class AwqGptqMatrix(GroupedMatrix):
         down, across = self.parts["qweight"].entry.shape
         codes = packing.WORD * (across if self.awq else down) // self.bits
         self.k, self.n = (down, codes) if self.awq else (codes, across)
-        self.group = self.k if method.group == -1 else method.group
         if not self.k or not self.n:
             raise self.refusal(f"qweight {[down, across]} has no weights")
-        groups = self.k // self.group
+        self.group = self.k if method.group == -1 or (method.group > self.k and not self.awq) else method.group
+        groups = self.k // self.group if self.awq else -(-self.k // self.group)
         expected = {
             "qweight": (down, across) if self.awq else (packing.word_count(self.k, self.bits), across),
             "qzeros": (groups, packing.word_count(self.n, self.bits)),
             "scales": (groups, self.n),
         }
         for part, shape in expected.items():
-            if self.parts[part].entry.shape != shape or self.k % self.group or self.n % self.step:
+            if self.parts[part].entry.shape != shape or (self.awq and self.k % self.group) or self.n % self.step:
                 shapes = ", ".join(f"{p} {list(s.entry.shape)}" for p, s in self.parts.items())
                 raise self.refusal(f"{shapes} do not fit {method.bits} bits and groups of {method.group}")
         self.order = self._order()
@@ -125,7 +126,7 @@ class AwqGptqMatrix(GroupedMatrix):
         if entry.type != "I32" or entry.shape != (self.k,):
             raise self.refusal(f"g_idx is {entry.type} {list(entry.shape)}, not I32 [{self.k}]")
         group_of: NDArray[np.int32] = file.read(entry, 0, self.k)
-        last = self.k // self.group - 1
+        last = self.scales.entry.shape[0] - 1
         if group_of.min() < 0 or group_of.max() > last:
             raise self.refusal(f"g_idx names groups {group_of.min()} to {group_of.max()}, but has 0 to {last}")
         return group_of

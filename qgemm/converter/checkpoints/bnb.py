@@ -1,7 +1,8 @@
 """Checkpoints of bitsandbytes in four bits: W [N, K] as codes of a codebook of 16 levels, with one absmax per block.
 
     NAME                                uint8 [N K / 2, 1]  byte j: the code of weight 2 j in the high nibble, of
-                                                            2 j + 1 in the low; these bytes as any type
+                                                            2 j + 1 in the low; these bytes as any type. N K may be
+                                                            odd; the last low nibble is unused then
     NAME.absmax                         float32 [N K / B]   in order of the weights, row by row
     NAME.quant_map                      float32 [16]        the level of each code
     NAME.quant_state.bitsandbytes__nf4  uint8               JSON: blocksize B, shape, and for double quantization
@@ -77,7 +78,7 @@ class _Matrix:
         self.blocksize: int = size
         self.n, self.k = sizes
         self.codes = self.part("", None)
-        if 2 * self.codes.entry.nbytes != self.n * self.k:
+        if self.codes.entry.nbytes != -(-self.n * self.k // 2):
             self.refuse(f"{self.codes.entry.nbytes} bytes are not the codes of {shape} weights")
         self.blocks = -(-self.n * self.k // self.blocksize)
         book = self.part(".quant_map", ("F32", 16))
@@ -138,12 +139,11 @@ class _Matrix:
         return read
 
     def _codes(self, start: int, stop: int) -> Bytes:
-        """Codes of weights start to stop, both even."""
+        """Codes of weights start to stop."""
         size = self.codes.entry.dtype.itemsize
         first, last = start // 2 // size, -(-stop // 2 // size)
-        raw = self.codes.file.read(self.codes.entry, first, last).view(np.uint8)
-        pairs = raw[start // 2 - first * size :][: (stop - start) // 2]
-        return np.stack([pairs >> 4, pairs & 15], -1).reshape(-1)
+        pairs = self.codes.file.read(self.codes.entry, first, last).view(np.uint8)
+        return np.stack([pairs >> 4, pairs & 15], -1).reshape(-1)[start - 2 * first * size :][: stop - start]
 
     def values(self, start: int, stop: int) -> Floats:
         """Weights start to stop."""
@@ -156,7 +156,7 @@ class _Matrix:
     def native(self) -> Packed:
         """Blocks of 32 codes with the codebook and a float32 absmax."""
         if self.k % WEIGHTS:
-            self.refuse(f"rows of {self.k} are no blocks of {WEIGHTS}")
+            self.refuse(f"rows of {self.k} are no blocks of {WEIGHTS}; `qgemm convert` reads them as floats")
         fmt = kbit_float32(4, self.codebook)
         count = self.n * self.k // WEIGHTS
         codes = self._codes(0, self.n * self.k).reshape(count, WEIGHTS)
@@ -169,6 +169,6 @@ class _Matrix:
         """The matrix as a Weight."""
         nbytes = self.codes.entry.nbytes + self.stored[f"{self.name}.absmax"].entry.nbytes
         return Weight(
-            self.name, (self.n, self.k), self.kind.upper(), nbytes, 2 * self.codes.entry.dtype.itemsize,
+            self.name, (self.n, self.k), self.kind.upper(), nbytes, 1,
             values=self.values, quantized=True, irregular=True, native=self.native,
         )  # fmt: skip

@@ -11,7 +11,7 @@ COMMON = frozenset((
     "dequantize", "lm_head", "transformers_version",
 ))  # fmt: skip
 
-# Calibration, and preferred kernels, of GPTQ's and AWQ's quantizers.
+# Calibration, preferred kernels, and treatment of activations, of GPTQ's, AWQ's and auto-round's quantizers.
 CALIBRATION = frozenset((
     "tokenizer", "dataset", "damp_percent", "damp_auto_increment", "act_group_aware", "true_sequential",
     "static_groups", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
@@ -20,7 +20,9 @@ CALIBRATION = frozenset((
     "model_name_or_path", "model_file_base_name", "lr", "minmax_lr", "nsamples", "seqlen", "low_gpu_mem_usage",
     "enable_quanted_input", "amp", "enable_minmax_tuning", "gradient_accumulate_steps", "autoround_version",
     "quant_nontext_module", "to_quant_block_names", "enable_norm_bias_tuning", "zero_point", "do_fuse",
-    "modules_to_fuse", "fuse_max_seq_len", "calibration", "samples", "uri",
+    "modules_to_fuse", "fuse_max_seq_len", "calibration", "samples", "uri", "act_group_size", "act_sym", "act_dynamic",
+    "act_data_type", "scale_dtype", "quant_block_list", "supported_types", "static_kv_dtype", "static_attention_dtype",
+    "static_kv_granularity", "static_attention_granularity",
 ))  # fmt: skip
 BITSANDBYTES = frozenset((
     "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "llm_int8_threshold",

@@ -6,12 +6,13 @@ import glob
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from qgemm.errors import CheckpointError, GGUFError, GGUFNotFoundError
 from qgemm.files.documents import shards
 from qgemm.files.gguf.parts import SUFFIXES, Joiner
-from qgemm.files.paths import shown, shown_path
+from qgemm.files.paths import shown, shown_path, system_errors
 from qgemm.files.safetensors import SafetensorsFile
 from qgemm.files.shards import shard_name
 
@@ -21,7 +22,7 @@ from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4
 from .configs import CONFIGS, folder_settings, refuse_packed
 from .methods import BitsAndBytes, Compressed, EightBits, FourBits, Hqq, Method, Nvfp4, Settings
 
-SUFFIX = ".safetensors"
+SUFFIX, GGUF = ".safetensors", ".gguf"
 QWEIGHT = f".{awq_gptq.PARTS[0]}"
 INDEX = f"{SUFFIX}.index.json"
 Matrices = tuple[dict[str, Weight], set[str]]  # matrices by the name of their first part; the names of all parts
@@ -38,9 +39,9 @@ BESIDE = "*config.json", "tokenizer*", f"*{INDEX}"  # other files of a checkpoin
 
 def safetensors(path: str, part: bool = False) -> Source:
     """One file, or all shards of a model by the first, or (part) a single shard."""
-    name = None if part else shard_name(path, SUFFIX)
-    if name is None or name.shards == 1:
-        return _open_files(path, [path], None)
+    name = shard_name(path, SUFFIX)
+    if part or name is None or name.shards == 1:
+        return replace(_open_files(path, [path], None), shards=1 if name is None else name.shards)
     if name.number > 1:
         first = shown_path(name.path(1))
         raise CheckpointError(f"{shown_path(path)}: is shard {name.number} of {name.shards}: open the first, {first}")
@@ -61,21 +62,23 @@ def index(path: str) -> Source:
 
 
 def inside(folder: str) -> str:
-    """The path of the index, the single file or the first shard of safetensors in a folder.
+    """The path of the index, the single file or the first shard of safetensors in a folder, else of its .gguf file.
 
     Among several it is the one called model, as in transformers.
     """
-    for pattern in (f"*{INDEX}", f"*{SUFFIX}"):
-        paths = glob.glob(os.path.join(glob.escape(folder), pattern))
+    with system_errors(folder, "read"):
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    for suffix in (INDEX, SUFFIX, GGUF):
+        paths = [os.path.join(folder, name) for name in names if name.lower().endswith(suffix)]
         if len(paths) > 1:
-            shard_names = {path: shard_name(path, SUFFIX) for path in paths}
+            shard_names = {path: shard_name(path, suffix) for path in paths}
             paths = [path for path, name in shard_names.items() if name is None or name.number == 1] or paths
-            paths = [path for path in paths if os.path.basename(path) == f"model{pattern[1:]}"] or paths
+            paths = [path for path in paths if os.path.basename(path) == f"model{suffix}"] or paths
         if len(paths) == 1:
             return paths[0]
         if paths:
-            names = ", ".join(shown(os.path.basename(path)) for path in sorted(paths))
-            raise CheckpointError(f"{shown_path(folder)}: holds {names}: name the one that is meant")
+            choices = ", ".join(shown(os.path.basename(path)) for path in paths)
+            raise CheckpointError(f"{shown_path(folder)}: holds {choices}: name the one that is meant")
     raise CheckpointError(f"{shown_path(folder)}: holds no .safetensors file")
 
 

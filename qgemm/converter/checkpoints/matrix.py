@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
+from math import gcd
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -181,22 +182,22 @@ class GroupedMatrix(ABC):
 
     def columns(self) -> NDArray[np.int32] | None:
         """An order of W's columns in which groups are contiguous, None if they are already."""
-        group_of = self.group_of
-        if (group_of.reshape(-1, self.group) == group_of[:: self.group, None]).all():
+        group_of, run = self.group_of, gcd(self.group, self.k)
+        if (group_of.reshape(-1, run) == group_of[::run, None]).all():
             return None  # groups may be in any order: every block has its own scale
-        counts = np.bincount(group_of, minlength=self.k // self.group)
-        if (counts != self.group).any():
-            self.not_representable(
-                f"g_idx gives group {int((counts != self.group).argmax())} another size than group_size"
-            )
+        sizes = np.bincount(np.arange(self.k) // self.group)  # the last group may be short
+        differs = np.bincount(group_of, minlength=len(sizes)) != sizes
+        if differs.any():
+            self.not_representable(f"g_idx gives group {int(differs.argmax())} another size than group_size")
         return np.argsort(group_of, kind="stable").astype(np.int32)
 
     def format(self) -> Format:
         """The group format that holds codes, scales and zeros exactly."""
-        whole = self.group == self.k
-        group = None if whole and self.k % ROW == 0 else next((g for g in BLOCKS if self.group % g == 0), 0)
+        whole, run = self.group == self.k, gcd(self.group, self.k)
+        group = None if whole and self.k % ROW == 0 else next((g for g in BLOCKS if run % g == 0), 0)
         if group == 0:
-            self.not_representable(f"groups of {self.group} weights are no multiple of {BLOCKS[-1]}")
+            last = f", the last of {self.k % self.group}," if self.k % self.group else ""
+            self.not_representable(f"groups of {self.group} weights{last} are no multiple of {BLOCKS[-1]}")
         middle = 2 ** (self.bits - 1)
         zero = "int" if self.zeros.integer else "float"
         if self.zeros == Zeros(middle, middle) and self.bits > 1:

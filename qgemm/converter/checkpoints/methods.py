@@ -16,7 +16,7 @@ from .fields import BITSANDBYTES, CALIBRATION, COMMON
 from .modules import Modules
 
 BLOCK = (128, 128)  # weights that share a scale of FP8, unless a config says otherwise
-READ = "AWQ, GPTQ, compressed-tensors, HQQ, bitsandbytes (4 bits), FP8, NVFP4 and MXFP4 are"
+READ = "AWQ, GPTQ, auto-round, compressed-tensors, HQQ, bitsandbytes (4 bits), FP8, NVFP4 and MXFP4 are"
 SECTION = "quantization_config"
 
 
@@ -55,7 +55,7 @@ class Getter:
 
 
 class Method(NamedTuple):
-    """Settings of AWQ or GPTQ: bits per code, weights per group (-1: a row), and the settings that determine zeros.
+    """Settings of AWQ, GPTQ or auto-round: bits per code, weights per group (-1: a row), and the settings of zeros.
 
     dynamic: settings of particular modules, None for those that are not quantized; the first match counts.
     """
@@ -167,6 +167,8 @@ def _integers(get: Getter, name: str) -> Method:
     sym: bool | None = get("sym", kind=bool)
     reordered = bool(get("desc_act", kind=bool, default=False))
     dynamic = get("dynamic", kind=dict, default={})
+    get.one_of("data_type", ("int",))
+    get.one_of("act_bits", (16, 32))
     get.refuse_unread(CALIBRATION)
     method = Method(name, bits, group, version, sym if name == "gptq" else None, reordered)  # AWQ's zeros tell
     return method._replace(dynamic=tuple(_dynamic(get, method, key, value) for key, value in dynamic.items()))
@@ -177,16 +179,51 @@ def _dynamic(get: Getter, base: Method, key: str, value: Any) -> tuple[Modules, 
     modules = Modules.parse([f"re:{key.removeprefix('-:').removeprefix('+:')}"], f"{get.where}: dynamic")
     if key.startswith("-:"):
         return modules, None
+    return modules, _changes(get, base, f"dynamic: {shown(key)}", value)
+
+
+def _changes(get: Getter, base: Method, field: str, value: Any) -> Mapping[str, Any]:
+    """The settings of some modules that differ from the others'."""
     if not isinstance(value, dict):
-        raise get.refusal(f"dynamic: {shown(key)}: {shown(str(value))} is not an object")
-    getter = Getter(f"{get.where}: dynamic: {shown(key)}", {"bits": base.bits, "group_size": base.group, **value})
+        raise get.refusal(f"{field}: {shown(str(value))} is not an object")
+    getter = Getter(f"{get.where}: {field}", {"bits": base.bits, "group_size": base.group, **value})
     settings = _integers(getter, base.name)
     changes: dict[str, Any] = {"bits": settings.bits, "group": settings.group}
     if "sym" in value:
         changes["symmetric"] = settings.symmetric
     if "desc_act" in value:
         changes["reordered"] = settings.reordered
-    return modules, changes
+    return changes
+
+
+# Words of auto-round's packings. Without a word of AWQ or GPTQ, and for GPTQModel, zeros are stored as they are.
+AWQ_PACKINGS, GPTQ_PACKINGS = frozenset(("awq", "auto_awq")), frozenset(("gptq", "auto_gptq"))
+PACKINGS = AWQ_PACKINGS | GPTQ_PACKINGS | {"auto_round", "autoround", "gptqmodel", "exllamav2", "triton", "tritonv2"}
+PLAIN_BITS = 16  # bits of a module that auto-round leaves as it is
+
+
+def _auto_round(get: Getter, name: str) -> Method:
+    """Settings of auto-round, whose packing is AWQ's or GPTQ's; extra_config has those of particular modules."""
+    backend = get("backend", kind=str, default="auto")
+    packing = get("packing_format", kind=str, default=backend if ":" in backend else "auto_round:auto_gptq")
+    words = set(packing.lower().split(":"))
+    if not words <= PACKINGS:
+        raise get.refusal(f"packing_format: {shown(packing)} is not read; auto_round:auto_gptq and auto_awq are")
+    method = "awq" if words & AWQ_PACKINGS else "gptq"
+    form = {"checkpoint_format": "gptq" if words & GPTQ_PACKINGS else "gptq_v2"} if method == "gptq" else {}
+    extra = get("extra_config", kind=dict, default={})
+    others = {key: value for key, value in get.config.items() if key not in ("packing_format", "extra_config")}
+    base = _integers(Getter(get.where, {**others, **form}), method)
+    return base._replace(dynamic=tuple(_extra(get, base, key, value) for key, value in extra.items()))
+
+
+def _extra(get: Getter, base: Method, key: str, value: Any) -> tuple[Modules, Mapping[str, Any] | None]:
+    """One entry of extra_config: a module's name or a regular expression, and its settings."""
+    literal = key.replace(".", "").replace("_", "").replace("-", "").isalnum()
+    modules = Modules.parse([key if literal else f"re:{key}"], f"{get.where}: extra_config")
+    if isinstance(value, dict) and type(value.get("bits")) is int and value["bits"] >= PLAIN_BITS:
+        return modules, None
+    return modules, _changes(get, base, f"extra_config: {shown(key)}", value)
 
 
 def _eight_bits(get: Getter, name: str) -> EightBits:
@@ -306,6 +343,7 @@ def _block(get: Getter, size: Any) -> tuple[int, int]:
 METHODS: dict[str, Callable[[Getter, str], Settings | None]] = {
     "awq": _integers,
     "gptq": _integers,
+    **dict.fromkeys(("auto-round", "auto_round", "intel/auto-round"), _auto_round),
     "fp8": _eight_bits,
     "fbgemm_fp8": _eight_bits,
     "compressed-tensors": _compressed,

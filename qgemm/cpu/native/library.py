@@ -36,7 +36,9 @@ _failed: list[str] = []  # the reason of the first failure, once there was one
 
 def reason() -> str:
     """Why there is no compiled code, "" if there may be; the compiler is not run."""
-    if os.environ.get(DISABLED) == "numpy":
+    if setting := os.environ.get(DISABLED):
+        if setting != "numpy":
+            raise ValueError(f"{DISABLED} is {setting!r}, and must be numpy or not be set")
         return f"{DISABLED}=numpy"
     return _failed[0] if _failed else lacking()
 

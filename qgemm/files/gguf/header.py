@@ -1,4 +1,4 @@
-"""Check every rule of a mapped .gguf file's header in one pass, and record the offsets of values and tensors.
+"""Check every rule of a .gguf file's header in one pass, and record the offsets of values and tensors.
 
 Lengths are compared with the remaining bytes before they are used. Python's integers do not overflow: checking that a
 tensor lies inside the file also excludes sizes that would wrap in 64 bits.
@@ -7,7 +7,6 @@ tensor lies inside the file also excludes sizes that would wrap in 64 bits.
 from __future__ import annotations
 
 from math import inf, prod
-from mmap import mmap
 from typing import NamedTuple
 
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
@@ -15,6 +14,7 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 from qgemm.codec.format import Format
 from qgemm.errors import GGUFError
 from qgemm.files.paths import shown, shown_path
+from qgemm.files.shards import piece_hint
 from qgemm.formats import GGML_TYPES
 
 from .layout import (
@@ -39,6 +39,7 @@ from .layout import (
     U32,
     U64,
     VERSIONS,
+    Buffer,
     broken_alignment_rule,
     broken_key_rule,
     broken_name_rule,
@@ -93,9 +94,16 @@ class Header(NamedTuple):
     split: Split
 
 
-def read_header(path: str, data: mmap) -> Header:
-    """Check the header of a mapped file; GGUFError names `path`, the key or tensor and the first broken rule."""
-    walk = _Walk(path, data)
+class EndOfBufferError(Exception):
+    """The header is longer than the part of the file that was read."""
+
+
+def read_header(path: str, data: Buffer, size: int) -> Header:
+    """Check the header of a file of `size` bytes, of which `data` are the first.
+
+    GGUFError names `path`, the key or tensor and the first broken rule; EndOfBufferError asks for more bytes.
+    """
+    walk = _Walk(path, data, size)
     version, tensors, keys = walk.counts()
     places = walk.keys(keys)
     alignment = walk.alignment(places)
@@ -106,8 +114,8 @@ def read_header(path: str, data: mmap) -> Header:
 class _Walk:
     """Reads a header from front to back; `place` is named by refusals."""
 
-    def __init__(self, path: str, data: mmap) -> None:
-        self.path, self.data, self.size = path, data, len(data)
+    def __init__(self, path: str, data: Buffer, size: int) -> None:
+        self.path, self.data, self.size, self.end = path, data, size, len(data)
         self.position = 0
         self.place: tuple[str, int | str | bytes | None] = ("header", None)
 
@@ -116,7 +124,7 @@ class _Walk:
         kind, name = self.place
         if name is not None:
             kind += f" number {name}" if isinstance(name, int) else f" {shown(name)}"
-        return GGUFError(f"{shown_path(self.path)}: {kind}: {rule}")
+        return GGUFError(f"{shown_path(self.path)}: {kind}: {rule}{piece_hint(self.path)}")
 
     def take(self, size: int, field: str) -> int:
         """Move past `size` bytes, which must exist; returns their offset."""
@@ -124,6 +132,8 @@ class _Walk:
         if size > left:
             raise self.refusal(f"the file ends within its {field}: {size} bytes needed, {left} left")
         self.position = offset + size
+        if self.position > self.end:
+            raise EndOfBufferError
         return offset
 
     def u32(self, field: str) -> int:
@@ -140,11 +150,11 @@ class _Walk:
         """Read a string, or the first `limit` + 1 bytes of a longer one."""
         length = self.u64("name")
         offset = self.take(length, "name")
-        return self.data[offset : offset + min(length, limit + 1)]
+        return bytes(self.data[offset : offset + min(length, limit + 1)])
 
     def counts(self) -> tuple[int, int, int]:
         """Version, number of tensors, number of keys."""
-        start = self.data[:64]
+        start = bytes(self.data[:64])
         if not start.startswith(MAGIC):
             hints = (f", it is {name}" for offset, magic, name in NOT_GGUF if start[offset:].startswith(magic))
             raise self.refusal(f"not a GGUF file: it starts with {shown(start[:4])}{next(hints, '')}")
@@ -195,9 +205,11 @@ class _Walk:
 
     def skip_strings(self, count: int) -> None:
         """Move past strings; a vocabulary has 256k of them, so the loop calls nothing but unpack."""
-        data, position, last, unpack = self.data, self.position, self.size - 8, U64.unpack_from
+        data, position, last, unpack = self.data, self.position, self.end - 8, U64.unpack_from
         for number in range(count):
             if position > last:
+                if position <= self.size - 8:
+                    raise EndOfBufferError
                 raise self.refusal(f"the file ends before string {number} of {count}")
             position += 8 + unpack(data, position)[0]
         self.take(position - self.position, "string" if count == 1 else "strings")
@@ -205,7 +217,7 @@ class _Walk:
     def check_bools(self, start: int, end: int) -> None:
         """Refuse bools that are neither 0 nor 1."""
         for offset in range(start, end, 1 << 16):
-            if invalid := self.data[offset : min(offset + (1 << 16), end)].translate(None, b"\0\1"):
+            if invalid := bytes(self.data[offset : min(offset + (1 << 16), end)]).translate(None, b"\0\1"):
                 raise self.refusal(f"a bool must be 0 or 1, is {invalid[0]}")
 
     def alignment(self, keys: dict[str, Place]) -> int:

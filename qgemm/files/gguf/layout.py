@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import Format
 
+Buffer: TypeAlias = "mmap | memoryview"  # the bytes of a file from its start, mapped or read
 Value: TypeAlias = bool | str | np.generic | NDArray[Any] | list[str]
 
 MAGIC = b"GGUF"
@@ -133,7 +134,7 @@ def broken_alignment_rule(kind: int, value: int) -> str:
 # ---------------------------------------------------------------- values
 
 
-def read_value(data: mmap, kind: int, offset: int) -> Value:
+def read_value(data: Buffer, kind: int, offset: int) -> Value:
     """The value of a type at an offset of a checked file; numbers keep their type, arrays are copies.
 
     Bytes that are not UTF-8 become lone surrogates; `text.encode("utf-8", "surrogateescape")` restores them.
@@ -150,7 +151,7 @@ def read_value(data: mmap, kind: int, offset: int) -> Value:
     return bool(number) if kind == BOOL else number
 
 
-def _read_strings(data: mmap, position: int, count: int) -> list[str]:
+def _read_strings(data: Buffer, position: int, count: int) -> list[str]:
     strings, unpack = [], U64.unpack_from
     for _ in range(count):
         start = position + 8

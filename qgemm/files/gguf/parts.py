@@ -28,7 +28,6 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from math import prod
-from mmap import mmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,7 +43,7 @@ from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
 
 from .header import Place
-from .layout import STRING, read_value
+from .layout import STRING, Buffer, read_value
 
 ARCHITECTURE, OURS = Keys.General.ARCHITECTURE, "qgemm"
 SAVED, VERSION = "qgemm.general.architecture", "qgemm.kbit.version"
@@ -157,7 +156,7 @@ def model_keys(keys: Mapping[str, Place]) -> dict[str, Place]:
     return original
 
 
-def broken_keys_rule(keys: Mapping[str, Place], data: mmap) -> tuple[str, str]:
+def broken_keys_rule(keys: Mapping[str, Place], data: Buffer) -> tuple[str, str]:
     """The first wrong key of a file with parts, and the rule that it breaks, or two empty strings."""
     kind, offset = keys[VERSION]
     if kind != GGUFValueType.UINT32:

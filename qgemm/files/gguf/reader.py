@@ -33,7 +33,7 @@ class Metadata(Mapping[str, Value]):
         if key not in self._places:
             message = f"{shown_path(self._shard.path)}: there is no key"
             raise NameNotFoundError(message, key, self._places, f"; there are {len(self)}, list(file.metadata)")
-        return read_value(self._shard.mapped(), *self._places[key])
+        return read_value(self._shard.data(), *self._places[key])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -81,7 +81,7 @@ class GGUFFile(Mapping[str, Tensor]):
 
     def _joined(self, keys: dict[str, Place], stored: dict[str, Tensor]) -> tuple[dict[str, Place], dict[str, Tensor]]:
         """The original keys and tensors of a file with tensors in parts."""
-        key, rule = gguf_parts.broken_keys_rule(keys, self._shards[0].mapped())
+        key, rule = gguf_parts.broken_keys_rule(keys, self._shards[0].data())
         if rule:
             raise GGUFError(f"{shown_path(self.path)}: key {shown(key)}: {rule}")
         tensors = self._joiner.joined(stored, lambda name, rule: self._refusal(self._places[name][0], name, rule))
@@ -102,6 +102,11 @@ class GGUFFile(Mapping[str, Tensor]):
     def paths(self) -> tuple[str, ...]:
         """The paths of all shards."""
         return tuple(shard.path for shard in self._shards)
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards of the model, by the metadata of this file; 1 for a model in one file."""
+        return self._shards[0].header.split.shards
 
     @property
     def version(self) -> int:
@@ -152,7 +157,8 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
 
     The blocks of a tensor are a view of the mapped file, which costs no memory and no time. If another program
     truncates the file while they are read, the system ends the process (SIGBUS). copy: blocks are read into memory on
-    first use, and stay there until the file is closed; a truncated file is then an ordinary error.
+    first use, and stay there until the file is closed; a truncated file is then an ordinary error. Blocks are also
+    copied where the file system has no mappings.
 
     >>> with qgemm.open("model.gguf") as model:
     ...     weight = model["blk.0.attn_q.weight"]

@@ -2,7 +2,8 @@
 
 The checks on opening stay valid: before bytes are handed out, size and modification time of the file are compared. Only
 a file that is truncated while its mapping is being read ends the process by SIGBUS, as any mapping does; `read`, and
-copied blocks, use the descriptor and raise an error instead.
+copied blocks, use the descriptor and raise an error instead. Where blocks are copied, or the file system has no
+mappings, nothing is mapped: the header is read into memory as well.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from qgemm.errors import GGUFError
 from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path, system_errors
 from qgemm.tensor import Tensor
 
-from .header import Entry, read_header
+from .header import EndOfBufferError, Entry, read_header
+from .layout import Buffer
 
 
 class Link(NamedTuple):
@@ -33,32 +35,47 @@ class Link(NamedTuple):
     copy: bool
 
 
+FIRST_BYTES = 1 << 20  # read for the header of a file that is not mapped, and doubled until they hold it
+
+
 class Shard:
-    """One open file: its header and its mapping, whose readers are guarded against changes."""
+    """One open file: its header, and its mapping or copied blocks, whose readers are guarded against changes."""
 
     def __init__(self, path: PathLike, fd: int | None = None, copy: bool = False) -> None:
-        """fd: the descriptor of the file if it is already open. copy: blocks are read into memory on first use."""
+        """fd: the descriptor of the file if it is already open.
+
+        copy: nothing is mapped, and blocks are read into memory on first use, as on a file system without mappings.
+        """
         self.path = path = path_string(path)
         self._absolute = os.path.abspath(path)
         self._file = RegularFile(path, fd=fd)
         with ExitStack() as undo, system_errors(path, "read"):
             undo.callback(self._file.close)
-            try:
-                mapped = mmap(self._file.fd, self._file.size, access=ACCESS_READ)
-            except ValueError as error:  # truncated after it was opened
-                raise GGUFError(f"{shown_path(path)}: cannot be mapped: {error}") from error
-            undo.callback(mapped.close)
-            self.header = read_header(path, mapped)
+            mapped = None if copy else _mapping(self._file)
+            if mapped is not None:
+                undo.callback(mapped.close)
+                self.header = read_header(path, mapped, self._file.size)
+            self._data: Buffer | None = self._read_header() if mapped is None else mapped
             undo.pop_all()
-        self._mapped: mmap | None = mapped
-        self._copies: dict[int, Blocks] | None = {} if copy else None  # offset -> blocks
+        self._copies: dict[int, Blocks] | None = {} if mapped is None else None  # offset -> blocks
         self._lock = Lock()
 
-    def mapped(self) -> mmap:
-        """The mapped bytes, if the file has not changed."""
-        self._file.check()  # reading beyond a new end would be a SIGBUS
-        assert self._mapped is not None, "only a closed file has no mapping"
-        return self._mapped
+    def _read_header(self) -> Buffer:
+        """Read the header by the descriptor; returns the bytes that hold it."""
+        size = FIRST_BYTES
+        while True:
+            data = self._file.read(0, min(size, self._file.size)).data
+            try:
+                self.header = read_header(self.path, data, self._file.size)
+                return data
+            except EndOfBufferError:
+                size *= 2
+
+    def data(self) -> Buffer:
+        """The bytes of the header, and those of the blocks unless these are copied, if the file has not changed."""
+        self._file.check()  # reading a mapping beyond a new end would be a SIGBUS
+        assert self._data is not None, "only a closed file has no data"
+        return self._data
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor with its name, in the file's order; blocks are read on use."""
@@ -69,7 +86,7 @@ class Shard:
     def blocks(self, entry: Entry) -> Blocks:
         """The blocks [..., N, K / weights per block] of a tensor, read-only: a view of the mapping, or a copy."""
         if self._copies is None:
-            view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.mapped(), entry.offset)
+            view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.data(), entry.offset)
             return view
         with self._lock:
             if entry.offset not in self._copies:
@@ -90,10 +107,20 @@ class Shard:
 
     def close(self) -> None:
         """Close the file. Existing views keep its mapping alive."""
-        self._mapped = None
+        self._data = None
         if self._copies is not None:
             self._copies = {}
         self._file.close()
+
+
+def _mapping(file: RegularFile) -> mmap | None:
+    """The mapping of a file, None where the system cannot map it (ENODEV on some network file systems)."""
+    try:
+        return mmap(file.fd, file.size, access=ACCESS_READ)
+    except ValueError as error:  # truncated after it was opened
+        raise GGUFError(f"{shown_path(file.path)}: cannot be mapped: {error}") from error
+    except OSError:
+        return None
 
 
 class StoredBlocks:
