@@ -74,12 +74,14 @@ FUSED = {
 def fuse_projections(attention: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     """The method of this name of diffusers' attention, for packed projections: each fused layer is a JoinedLinear.
 
-    diffusers concatenates dense weights, so it gets empty dense layers, from which it decides what to fuse.
+    diffusers concatenates dense weights. It is called with empty dense layers in place of the packed ones, and the
+    layers that it adds are then replaced.
     """
     parts = {part for fused in FUSED.values() for part in fused}
     layers: dict[str, Any] = {name: child for name, child in attention.named_children() if name in parts}
     if all(type(layer) is torch.nn.Linear for layer in layers.values()):  # after `model.dequantize()`
-        return type(attention).fuse_projections(attention, *args, **kwargs)
+        type(attention).fuse_projections(attention, *args, **kwargs)
+        return
     for name, layer in layers.items():
         empty = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         setattr(attention, name, empty)
@@ -90,7 +92,6 @@ def fuse_projections(attention: torch.nn.Module, *args: Any, **kwargs: Any) -> N
             setattr(attention, name, layer)
     for name in FUSED.keys() & attention._modules.keys():
         setattr(attention, name, JoinedLinear(layers[part] for part in FUSED[name]))
-    return None
 
 
 class JoinedLinear(torch.nn.Module):

@@ -84,11 +84,10 @@ def test_replaced_layers_are_saved(activation, embeddings, tmp_path):
     for name, parameter in dense.named_parameters():
         if parameter.dim() == 2 and "down" not in name and "lm_head" not in name:
             tensors[name] = qgemm.quantize(parameter.detach().numpy(), "q4_k" if "up" in name else "iq4_nl")
-    order, factor = np.random.default_rng(0).permutation(256), np.linspace(0.5, 2, 256, dtype=np.float32)
-    for name, view in (("k_proj", Scaled(tensors["model.layers.0.self_attn.k_proj.weight"], np.float32(1.1))),
-                       ("o_proj", Reordered(tensors["model.layers.0.self_attn.o_proj.weight"], order)),
-                       ("q_proj", Scaled(tensors["model.layers.0.self_attn.q_proj.weight"], factor, True))):  # fmt: skip
-        tensors[f"model.layers.0.self_attn.{name}.weight"] = view
+    q, k, o = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qko")
+    tensors[q] = Scaled(tensors[q], np.linspace(0.5, 2, 256, dtype=np.float32), True)
+    tensors[k] = Scaled(tensors[k], np.float32(1.1))
+    tensors[o] = Reordered(tensors[o], np.random.default_rng(0).permutation(256))
     replace_linear(dense, tensors, embeddings=embeddings, activation=activation)
     for dtype in (torch.float32, torch.bfloat16):
         model = copy.deepcopy(dense).to(dtype)
@@ -142,7 +141,7 @@ def test_too_little_memory(model, tmp_path):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_gguf_file_needs_no_other_disk(tied, tmp_path):
-    """Packed weights lie in the mapped file, so what does not fit into memory stays there."""
+    """Packed weights lie in the mapped file, where those that exceed the limit stay."""
     write_gguf(tmp_path / "model.gguf", random_model("llama", tied), **MIX)
     with adapter.patch():
         expected = logits(AUTO.from_pretrained(tmp_path, gguf_file="model.gguf"))
@@ -154,7 +153,7 @@ def test_a_gguf_file_needs_no_other_disk(tied, tmp_path):
 
 def test_dense_folders_are_not_packed_by_loading(tmp_path):
     random_model("llama").save_pretrained(tmp_path)
-    with pytest.raises(qgemm.UnsupportedError, match="qgemm convert FOLDER MODEL.gguf"):
+    with pytest.raises(qgemm.UnsupportedError, match=r"qgemm convert FOLDER MODEL\.gguf"):
         AUTO.from_pretrained(tmp_path, quantization_config=adapter.PackedConfig())
 
 
@@ -226,5 +225,5 @@ def test_views_are_not_resized():
     model = random_model("llama")
     head = Scaled(qgemm.quantize(model.lm_head.weight.detach().numpy(), "q8_0"), np.float32(2))
     replace_linear(model, {"lm_head.weight": head})
-    with pytest.raises(qgemm.UnsupportedError, match="lm_head|QLinear.*not resized"):
+    with pytest.raises(qgemm.UnsupportedError, match=r"QLinear.*scaled or reordered weights"):
         model.resize_token_embeddings(100)
