@@ -10,6 +10,7 @@ from helpers import ROUNDING, exact, random_tensor
 
 import qgemm
 from qgemm.codec.error_bound import a16_bound, magnitudes
+from qgemm.cuda.layout import tile as tiles
 
 torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
 
@@ -45,6 +46,14 @@ def weights(name: str = "q4_0", n: int = 40, blocks: int = 2, seed: int = 0) -> 
     """A random Tensor [n, blocks of weights, at least 64]."""
     fmt = qgemm.FORMATS[name]
     return random_tensor(fmt, n, blocks * max(64, fmt.weights), np.random.default_rng(seed))
+
+
+def tiled(w: qgemm.Tensor) -> torch.Tensor:
+    """The bytes that a GPU holds for a Tensor: tiles, followed by the bounds of their rows."""
+    packed = tiles.pack(w.format, w.blocks)
+    bounds = np.zeros(len(packed) * tiles.ROWS, np.float32)
+    bounds[: len(w)] = tiles.row_absmax(w.format, w.blocks)
+    return torch.from_numpy(np.concatenate([packed.reshape(-1).view(np.uint8), bounds.view(np.uint8)]))
 
 
 def laid_out(x: Any, layout: str) -> Any:

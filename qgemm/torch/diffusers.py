@@ -13,16 +13,19 @@ these classes: LoRA through peft, which adds its product to that of the layer; `
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
 
 from qgemm.errors import UnsupportedError
 from qgemm.formats import GGML_TYPES
 
 from .linear import QLinear
 from .patching import Patched, needs
-from .storage import file_bytes, host_tensor, packed_of
+from .storage import PackedParameter, file_bytes, format_of, host_tensor, packed_of, parameter_class
 
 try:
     from diffusers.quantizers.gguf import utils
@@ -41,6 +44,7 @@ def patch() -> Patched:
     def loaded(self: Any, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         model = original(self, model, **kwargs)
         _replace(model)
+        model.is_quantized = False  # diffusers refuses casts of quantized models, packed layers accept them
         return model
 
     patched = Patched()
@@ -54,6 +58,78 @@ def _replace(model: torch.nn.Module) -> None:
         for name, child in parent.named_children():
             if type(child) is utils.GGUFLinear and isinstance(child.weight, utils.GGUFParameter):
                 setattr(parent, name, PackedLinear.from_gguf_linear(child))
+        for method in (fuse_projections, fuse_lora):
+            if hasattr(type(parent), method.__name__):
+                setattr(parent, method.__name__, partial(method, parent))
+
+
+FUSED = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+    "to_added_kv": ("add_k_proj", "add_v_proj"),
+}  # diffusers' names of fused layers, and of the layers whose outputs each joins
+
+
+def fuse_projections(attention: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    """The method of this name of diffusers' attention, for packed projections: each fused layer is a JoinedLinear.
+
+    diffusers concatenates dense weights. It is called with empty dense layers in place of the packed ones, and the
+    layers that it adds are then replaced.
+    """
+    parts = {part for fused in FUSED.values() for part in fused}
+    layers: dict[str, Any] = {name: child for name, child in attention.named_children() if name in parts}
+    if all(type(layer) is torch.nn.Linear for layer in layers.values()):  # after `model.dequantize()`
+        type(attention).fuse_projections(attention, *args, **kwargs)
+        return
+    for name, layer in layers.items():
+        empty = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        setattr(attention, name, empty)
+    try:
+        type(attention).fuse_projections(attention, *args, **kwargs)
+    finally:
+        for name, layer in layers.items():
+            setattr(attention, name, layer)
+    for name in FUSED.keys() & attention._modules.keys():
+        setattr(attention, name, JoinedLinear(layers[part] for part in FUSED[name]))
+
+
+class JoinedLinear(torch.nn.Module):
+    """The outputs of several Linear layers of one x, concatenated; it holds no weights of its own."""
+
+    def __init__(self, layers: Iterable[torch.nn.Module]) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] -> [..., the sum of the layers' N]."""
+        return torch.cat([layer(x) for layer in self.layers], -1)
+
+
+def fuse_lora(model: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    """The method of this name of diffusers' models: adapters are fused into dense weights, and beside packed ones."""
+    for module in model.modules():
+        if isinstance(getattr(module, "base_layer", None), PackedLinear) and hasattr(module, "merged_adapters"):
+            module.merge, module.unmerge = partial(_merge, module), partial(_unmerge, module)
+    type(model).fuse_lora(model, *args, **kwargs)
+
+
+def _merge(adapted: Any, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+    """peft's `merge` of a layer over a packed one, which holds the adapters itself from then on (`add_lora`)."""
+    for name in adapter_names or adapted.active_adapters:
+        if name not in adapted.lora_A or name in adapted.merged_adapters:
+            continue
+        A, B = adapted.lora_A[name], adapted.lora_B[name]
+        if name in getattr(adapted, "lora_variant", ()) or B.bias is not None:
+            raise UnsupportedError(f"adapter {name!r} changes the weight or the bias, {adapted.base_layer!r} cannot")
+        adapted.base_layer.add_lora(A.weight, B.weight, adapted.scaling[name], name)
+        adapted.merged_adapters.append(name)
+
+
+def _unmerge(adapted: Any) -> None:
+    """The inverse of `_merge`."""
+    while adapted.merged_adapters:
+        adapted.base_layer.remove_lora(adapted.merged_adapters.pop())
 
 
 class PackedLinear(QLinear, utils.GGUFLinear):
@@ -68,13 +144,19 @@ class PackedLinear(QLinear, utils.GGUFLinear):
         fmt = GGML_TYPES[layer.weight.quant_type]
         if fmt.levels is None:
             raise UnsupportedError(f"{layer!r} is packed as {fmt}, which has no decoder")
-        weight = GGUFParameter(layer.weight.as_tensor(), quant_type=layer.weight.quant_type)
+        weight = _parameter(layer.weight.as_tensor(), fmt.name, tuple(layer.weight.quant_shape))
         new = cls._sharing(weight.packed(), weight, layer.bias, "a16")
         new.compute_dtype, new.source_cls = layer.compute_dtype, layer.source_cls
         return new.train(layer.training)  # type: ignore[no-any-return]
 
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter; a weight that another function made, as `load_state_dict` does, gets the class."""
+        if name == "weight" and param is not None and not isinstance(param, GGUFParameter):
+            param = _parameter(param.data, self._format, self._shape)
+        super().register_parameter(name, param)
 
-class GGUFParameter(utils.GGUFParameter):
+
+class GGUFParameter(PackedParameter, utils.GGUFParameter):
     """Bytes of a weight, as in the file or as GPU tiles, in diffusers' class.
 
     Operations of torch return plain tensors.
@@ -82,20 +164,32 @@ class GGUFParameter(utils.GGUFParameter):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    @property
+    def quant_type(self) -> GGMLQuantizationType:
+        """ggml's type of the bytes."""
+        return GGMLQuantizationType[format_of(self.spelling).name.upper()]
+
+    @property
+    def quant_shape(self) -> tuple[int, ...]:
+        """[N, K]."""
+        return self.packed_shape
+
     def packed(self) -> Any:
         """The Tensor or DeviceTensor over them."""
-        return packed_of(self, GGML_TYPES[self.quant_type].name, self.quant_shape)
+        return packed_of(self, self.spelling, self.packed_shape)
 
     def as_tensor(self) -> torch.Tensor:
         """The bytes in the file's layout [N, bytes per row], a plain tensor on their device, for diffusers' decoder."""
-        if self.dim() == 2:
+        if self.dim() > 1:
             return super().as_tensor()
-        return file_bytes(host_tensor(self, GGML_TYPES[self.quant_type].name, self.quant_shape)).to(self.device)
+        return file_bytes(host_tensor(self, self.spelling, self.packed_shape)).to(self.device)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """A copy on another device, with the same type and shape."""
         moved = super().to(*args, **kwargs)
-        if moved is not self:
-            moved = type(self)(moved, quant_type=self.quant_type)
-            moved.quant_shape = self.quant_shape
-        return moved
+        return moved if moved is self else type(self)(moved)
+
+
+def _parameter(data: torch.Tensor, spelling: str, shape: tuple[int, ...]) -> GGUFParameter:
+    parameter: GGUFParameter = parameter_class(GGUFParameter, spelling, shape)(data)
+    return parameter

@@ -22,6 +22,7 @@ from qgemm.gating import LIMIT, SLOPE
 from qgemm.tensor import Tensor
 
 from .experts import QExperts
+from .hosts import adopt
 from .storage import packed_of, spelled
 
 PARTS = ("gate", "up", "down")
@@ -71,7 +72,7 @@ def replace_experts(model: torch.nn.Module, path: str | os.PathLike[str]) -> lis
     """
     file = open(path)
     plans = dict(plan_experts(model, file))
-    missing = [name for name, module in model.named_modules() if _activation(module) and name not in plans]
+    missing = [name for name, module in model.named_modules() if experts_activation(module) and name not in plans]
     if missing:
         raise UnsupportedError(f"{os.fspath(path)}: no packed experts that fit {', '.join(missing)}")
     for name, tensors in plans.items():
@@ -82,13 +83,14 @@ def replace_experts(model: torch.nn.Module, path: str | os.PathLike[str]) -> lis
         ]  # fmt: skip
         layer = QExperts.from_tensors(*tensors.weights, biases, tensors.activation)
         model.set_submodule(name, layer if device.type in ("cpu", "meta") else layer.to(device))
+    adopt(model)
     return list(plans)
 
 
 def plan_experts(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, ExpertTensors]]:
     """The model's expert layers, by name, whose weights a file has as blocks."""
     for name, module in model.named_modules():
-        layer, activation = LAYER.search(name), _activation(module)
+        layer, activation = LAYER.search(name), experts_activation(module)
         if layer is None or not activation:
             continue
         weights = [tensors.get(tensor_name(layer[1], part, "weight")) for part in PARTS]
@@ -103,7 +105,7 @@ def tensor_name(layer: str, part: str, kind: str) -> str:
     return f"blk.{layer}.ffn_{part}_exps.{kind}"
 
 
-def _activation(module: torch.nn.Module) -> str:
+def experts_activation(module: torch.nn.Module) -> str:
     """The activation of an expert layer; "" for any other module, and for experts with another activation."""
     kind = type(module).__name__
     if kind in ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts"):

@@ -24,6 +24,7 @@ from .storage import (
     host_tensor,
     keep,
     packed_of,
+    release_moved,
     spelled,
     to_device,
     weight_of,
@@ -103,7 +104,7 @@ class PackedModule(torch.nn.Module):
         device = fn(weight.new_empty(0)).device
         if "meta" in (device.type, weight.device.type):
             empty = torch.empty(file_shape(self.format, self._shape), dtype=torch.uint8, device="meta")
-            return weight if device == weight.device else torch.nn.Parameter(fn(empty), requires_grad=False)
+            return weight if device == weight.device else type(weight)(fn(empty), requires_grad=False)
         if device.type == "cuda" != weight.device.type:
             packed = to_device(host_tensor(weight, self._format, self._shape, self.tensor_name), device)
             weight.data = device_bytes(packed)
@@ -114,6 +115,7 @@ class PackedModule(torch.nn.Module):
         else:
             data = fn(weight.data)
             weight.data = data if data.dtype == torch.uint8 else weight.data.to(device)
+        release_moved(weight, self._format)
         return weight
 
     # ---------------------------------------------------------------- saved and loaded
@@ -125,11 +127,12 @@ class PackedModule(torch.nn.Module):
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         """Adopt the format of a state dict; UnsupportedError if the shape differs."""
-        words = bytes(state.tolist()).decode(errors="replace").split()
-        if words[1:] != [str(size) for size in self._shape]:
-            raise UnsupportedError(f"the state dict has the packed weight {' '.join(words)!r}, this is {self!r}")
-        if words[0] != self._format:
-            fmt = format_of(words[0])
+        spelling, shape = description(state)
+        if shape != self._shape:
+            text = " ".join(map(str, (spelling, *shape)))
+            raise UnsupportedError(f"the state dict has the packed weight {text!r}, this is {self!r}")
+        if spelling != self._format:
+            fmt = format_of(spelling)
             empty = torch.empty(file_shape(fmt, self._shape), dtype=torch.uint8, device=self.weight.device)
             self._describe(fmt, self._shape)
             self.weight = torch.nn.Parameter(empty, requires_grad=False)
@@ -169,3 +172,9 @@ class PackedModule(torch.nn.Module):
         if loaded.dtype != torch.uint8 or tuple(loaded.shape) != expected:
             packed = f"this layer's is packed, uint8 {list(expected)} for {self.format}"
             raise UnsupportedError(f"the state dict has {loaded.dtype} {list(loaded.shape)}, {packed}")
+
+
+def description(state: torch.Tensor) -> tuple[str, tuple[int, ...]]:
+    """Format and shape of a packed weight from its extra state; an empty shape if that is no description."""
+    spelling, *sizes = bytes(state.tolist()).decode(errors="replace").split() or [""]
+    return spelling, tuple(int(size) for size in sizes if size.isdecimal())

@@ -16,6 +16,7 @@ from qgemm.tensor import Tensor
 from qgemm.views import View
 
 from .embedding import QEmbedding
+from .hosts import adopt
 from .linear import QLinear
 from .storage import file_shape
 
@@ -95,6 +96,7 @@ def replace_linear(
         )
     new_layers = _new_layers(plans, activation)
     _put(model, {id(plan.module): layer for plan, layer in zip(plans, new_layers, strict=True)})
+    adopt(model, activation)
     layers = (
         Layer(p.name, p.tensor.name, str(p.tensor.format), p.tensor.shape, p.tensor.nbytes)  # type: ignore[arg-type]
         for p in plans

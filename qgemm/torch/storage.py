@@ -10,6 +10,10 @@ Experts [E, N, K] are [E, N, bytes per row], or tiles and bounds of one expert a
 The Tensor or DeviceTensor is derived from the bytes on first use, and cached while their tensor exists and is
 unchanged. So it follows the bytes wherever torch moves them, is shared by layers that share a parameter, and needs no
 second copy of a weight.
+
+A layer knows the format and shape of its weight, so bytes in the file's layout need no class of their own. A parameter
+that holds tiles becomes a PackedParameter, whose class has both: code that moves parameters without their layer, as
+accelerate's offload does, gets the file's bytes back.
 """
 
 from __future__ import annotations
@@ -17,10 +21,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import prod
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -110,6 +114,15 @@ def keep(weight: torch.Tensor, packed: Packed, spelling: str) -> None:
     number = id(weight)
     reference = ref(weight, lambda _: _derived.pop(number, None))
     _derived[number] = Derived(packed, reference, _key(weight, spelling))
+    if weight.dim() == 1 and type(weight) is torch.nn.Parameter:
+        weight.__class__ = parameter_class(PackedParameter, spelling, packed.shape)
+
+
+def release_moved(weight: torch.Tensor, spelling: str) -> None:
+    """Free the memory that the cache holds for a weight whose bytes were moved away from it."""
+    cached = _derived.get(id(weight))
+    if cached is not None and cached.key != _key(weight, spelling):
+        _derived.pop(id(weight), None)
 
 
 def _key(weight: torch.Tensor, spelling: str) -> tuple[Any, ...]:
@@ -164,6 +177,53 @@ def check_bytes(weight: torch.Tensor, fmt: Format, shape: Shape, name: str = "")
             "load a state dict with assign=True" if weight.device.type == "meta" else "move the model to cpu or cuda"
         )
         raise UnsupportedError(f"{label} is on the device {weight.device}: {advice}")
+
+
+# ---------------------------------------------------------------- parameters that know their format
+
+
+class PackedParameter(torch.nn.Parameter):
+    """Bytes of a packed weight in either layout; `parameter_class` makes a subclass for each format and shape.
+
+    Libraries that offload or copy weights replace a parameter p by `type(p)(p.to(device), requires_grad=...)`, and
+    require the shape to stay. Since format and shape belong to the class, the new parameter has them too, and tiles
+    that leave a GPU become the file's bytes again, on the device "meta" as well.
+    """
+
+    spelling: ClassVar[str]
+    packed_shape: ClassVar[Shape]
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = False) -> PackedParameter:
+        """A parameter over the memory of `data`; like every packed weight it takes no gradient."""
+        return torch.Tensor._make_subclass(cls, data, False)  # type: ignore[no-any-return]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """`torch.Tensor.to`, except that tiles are converted to the file's layout when they leave the GPU."""
+        device = torch._C._nn._parse_to(*args, **kwargs)[0]
+        if self.dim() > 1 or device is None or device.type in ("cuda", self.device.type):
+            return super().to(*args, **kwargs)
+        if device.type == "meta":
+            shape = file_shape(format_of(self.spelling), self.packed_shape)
+            return torch.empty(shape, dtype=torch.uint8, device=device)
+        return file_bytes(host_tensor(self, self.spelling, self.packed_shape)).to(device)
+
+    def cpu(self, *_: Any, **__: Any) -> Any:
+        """`to("cpu")`."""
+        return self.to("cpu")
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        base = next(base for base in type(self).__mro__ if "spelling" not in vars(base))
+        return _unpickled, (base, self.spelling, self.packed_shape, self.data)
+
+
+@cache
+def parameter_class(base: Any, spelling: str, shape: Shape) -> type[Any]:
+    """The subclass of PackedParameter, or of a class derived from it, for weights of one format and shape."""
+    return type(base.__name__, (base,), {"__module__": base.__module__, "spelling": spelling, "packed_shape": shape})
+
+
+def _unpickled(base: type[Any], spelling: str, shape: Shape, data: torch.Tensor) -> Any:
+    return parameter_class(base, spelling, shape)(data)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- tiles of a GPU

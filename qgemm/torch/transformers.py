@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Container, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -31,11 +32,12 @@ from qgemm.formats import GGML_TYPES
 from qgemm.preparation import prepare
 from qgemm.tensor import Tensor
 
-from .embedding import QEmbedding
-from .linear import QLinear
+from .empty_layers import empty_layer, is_replaceable
 from .model_experts import PARTS, mul_mat_id, plan_experts, replace_experts
 from .patching import Patched, needs
+from .pretrained import PackedConfig, settle
 from .storage import file_bytes, reserve
+from .views import BUFFERS
 
 try:
     from transformers.integrations.gguf import utils as gguf_utils
@@ -55,7 +57,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from transformers.utils.quantization_config import GgufConfig
 
-__all__ = ["Quantizer", "mul_mat_id", "patch", "replace_experts"]
+__all__ = ["PackedConfig", "Quantizer", "mul_mat_id", "patch", "replace_experts"]
 
 
 def patch() -> Patched:
@@ -89,9 +91,14 @@ class Quantizer(GgufHfQuantizer):
             self.quantization_config.dequantize = True
 
     def update_device_map(self, device_map: Any) -> Any:
-        """The requested map; RuntimeError for a disk."""
-        super().update_device_map(device_map)
-        return device_map
+        """The requested map with the host in place of a disk: packed weights stay in the mapped file there."""
+        if not isinstance(device_map, Mapping):
+            return device_map
+        return {name: "cpu" if str(place) == "disk" else place for name, place in device_map.items()}
+
+    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
+        """No limit of the host's memory, for the same reason."""
+        return {**max_memory, "cpu": sys.maxsize}
 
     def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
         """The dtype of activations, biases and norms; products accept any."""
@@ -121,7 +128,8 @@ class Quantizer(GgufHfQuantizer):
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         for name, layer in self.packed_modules.items():
             if name in self.input_permutations:
-                layer.register_forward_pre_hook(_Permuted(self.input_permutations[name]))
+                order = self.input_permutations[name].to(layer.weight.device, BUFFERS["column_order"])
+                layer.register_buffer("column_order", order)
         layers = [layer for layer in self.packed_modules.values() if layer.weight.is_cuda]
         reserve((layer.weight, layer.format, layer._shape) for layer in layers)
         tiles = [layer.packed for layer in layers]  # made now, not on first use
@@ -130,18 +138,18 @@ class Quantizer(GgufHfQuantizer):
         self.source, self.packed_modules = None, {}  # the model keeps its quantizer, which must not keep these
         if self.supported:
             model._weight_conversions = None  # they describe the file; a saved model has its own
+        model.config.quantization_config = self.quantization_config = PackedConfig()
+        settle(model)
         return model
 
+    def is_serializable(self) -> bool:
+        """True: `save_pretrained` writes a folder of packed weights."""
+        return True
 
-class _Permuted:
-    """Permute the columns of x into the order of the file's weight."""
-
-    def __init__(self, order: torch.Tensor) -> None:
-        self.order = order
-
-    def __call__(self, layer: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.order = self.order.to(inputs[0].device)
-        return inputs[0].index_select(-1, self.order), *inputs[1:]
+    @property
+    def is_trainable(self) -> bool:
+        """True: gradients flow to biases, norms, and adapters beside packed layers."""
+        return True
 
 
 # ---------------------------------------------------------------- layers
@@ -163,7 +171,7 @@ def _put_layers(model: torch.nn.Module, formats: Mapping[str, Format], dtype: to
             planned = {name: fmt for name, fmt in planned.items() if name not in (target, source)}
     for name, fmt in planned.items():
         old = modules[name]
-        modules[name] = _empty(old, fmt, dtype)
+        modules[name] = empty_layer(old, fmt, dtype)
         modules[name].tensor_name = name
         model.set_submodule(name.removesuffix(".weight"), modules[name])
     return {name: modules[name] for name in planned}
@@ -188,36 +196,7 @@ def _source(kind: type) -> str:
 def _fits(module: torch.nn.Module | None, fmt: Format, dtype: torch.dtype) -> bool:
     """Whether a layer can hold these bytes: blocks, or numbers smaller than the model's dtype."""
     narrow = not fmt.plain or fmt.block_bytes < dtype.itemsize
-    supported = type(module) in (torch.nn.Linear, torch.nn.Embedding) or _scale(module) is not None
-    return supported and narrow and fmt.levels is not None
-
-
-def _empty(old: torch.nn.Module, fmt: Format, dtype: torch.dtype) -> QLinear | QEmbedding:
-    """The empty layer, on the device meta, that replaces an old one."""
-    n, k = old.weight.shape
-    if type(old) is torch.nn.Linear:
-        return QLinear(k, n, fmt, old.bias is not None, device="meta", dtype=dtype)
-    new = QEmbedding(n, k, fmt, old.padding_idx, device="meta", dtype=dtype)
-    scale = _scale(old)
-    if scale is not None:
-        new.register_forward_hook(_Scaled(scale))
-    return new
-
-
-def _scale(module: torch.nn.Module | None) -> float | None:
-    """The factor of a row in gemma's embedding tables; None for any other layer."""
-    named = type(module).__name__.endswith("TextScaledWordEmbedding")
-    return getattr(module, "scalar_embed_scale", None) if named else None
-
-
-class _Scaled:
-    """Multiply rows of a table by a number in their dtype."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def __call__(self, layer: torch.nn.Module, inputs: tuple[Any, ...], rows: torch.Tensor) -> torch.Tensor:
-        return rows * torch.tensor(self.scale, dtype=rows.dtype, device=rows.device)
+    return is_replaceable(module) and narrow and fmt.levels is not None
 
 
 # ---------------------------------------------------------------- files of architectures whose tensors are all decoded

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import nullcontext
+import copy
+import pickle
 
 import pytest
+from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin
+from diffusers.quantizers.gguf.utils import GGUFLinear, dequantize_gguf_tensor
+from diffusion_models import FLUX, adapter, diffusers, load, output, write_flux
 from torch_layers import assert_product, assert_same, torch, weights
 
 import qgemm
 from qgemm.cuda.layout import tile as tiles
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # a test asks no server
-diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed (extra diffusers)")
-pytest.importorskip("accelerate", reason="accelerate is not installed, without which diffusers loads no .gguf file")
-from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin  # noqa: E402
-from diffusers.quantizers.gguf.utils import GGUFLinear, dequantize_gguf_tensor  # noqa: E402
-
-import qgemm.torch.diffusers as adapter  # noqa: E402
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by diffusers
-FLUX = {
-    "patch_size": 1, "in_channels": 64, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 64,
-    "num_attention_heads": 4, "joint_attention_dim": 256, "pooled_projection_dim": 256, "axes_dims_rope": (16, 24, 24),
-}  # fmt: skip
-
-
-def formats(name: str) -> str:
-    """Several formats, and numbers of 16 bits, in one file."""
-    return "bf16" if "proj_out" in name else "q6_k" if "norm" in name else "q4_k" if "attn" in name else "q5_0"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A Flux of two blocks as model.gguf, its config, and the same with decoded weights."""
+    """A Flux of two blocks as model.gguf, and its config."""
     path = tmp_path_factory.mktemp("flux")
-    torch.manual_seed(0)
-    model = diffusers.FluxTransformer2DModel(**FLUX)
-    model.save_config(path)
-    tensors = {}
-    for name, value in model.state_dict().items():
-        packs = value.dim() == 2 and value.shape[1] % 256 == 0
-        tensors[name] = qgemm.quantize(value.numpy(), formats(name)) if packs else value.numpy()
-    qgemm.write(path / "model.gguf", tensors)
+    write_flux(path)
     return path
-
-
-def load(folder, patched=True, dtype=torch.float32):
-    """The model, by the adapter or by diffusers alone."""
-    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
-    with adapter.patch() if patched else nullcontext():
-        model = diffusers.FluxTransformer2DModel.from_single_file(
-            str(folder / "model.gguf"), config=str(folder), quantization_config=config, torch_dtype=dtype
-        )
-    return model.eval()
 
 
 def decoded(folder, dtype):
@@ -62,16 +31,6 @@ def decoded(folder, dtype):
     with qgemm.open(folder / "model.gguf") as file:
         model.load_state_dict({name: torch.from_numpy(tensor.dequantize()) for name, tensor in file.items()})
     return model.to(dtype).eval()
-
-
-def output(model, dtype=torch.float32):
-    dice = torch.Generator().manual_seed(0)
-    shapes = {"hidden_states": (1, 16, 64), "encoder_hidden_states": (1, 8, 256), "pooled_projections": (1, 256)}
-    with torch.no_grad():
-        return model(
-            **{name: torch.randn(shape, generator=dice).to(dtype) for name, shape in shapes.items()},
-            timestep=torch.tensor([1.0], dtype=dtype), img_ids=torch.zeros(16, 3), txt_ids=torch.zeros(8, 3),
-        ).sample.double()  # fmt: skip
 
 
 def kinds(model):
@@ -157,8 +116,7 @@ def test_tiles_of_a_gpu_are_decoded_as_bytes_of_the_file():
     w = weights("q4_k", n=70, blocks=1)
     size = tiles.tiles_shape(w.format, *w.shape)
     raw = tiles.pack(w.format, w.blocks).tobytes() + bytes(4 * size[0] * tiles.ROWS)
-    weight = adapter.GGUFParameter(torch.frombuffer(bytearray(raw), dtype=torch.uint8), quant_type=w.format.ggml_type)
-    weight.quant_shape = w.shape
+    weight = adapter._parameter(torch.frombuffer(bytearray(raw), dtype=torch.uint8), w.format.name, w.shape)
     assert weight.to("meta").quant_shape == w.shape
     assert weight.as_tensor().numpy().tobytes() == w.blocks.tobytes()
     assert weight.packed().shape == w.shape
@@ -173,3 +131,103 @@ def test_a_type_that_is_not_decoded_is_named():
     )
     with pytest.raises(qgemm.UnsupportedError, match="is packed as Q8_K, which has no decoder"):
         adapter._replace(torch.nn.Sequential(layer))
+
+
+# ---------------------------------------------------------------- copied, fused, cast
+
+
+def test_copies(folder):
+    """With their own weights of diffusers' class, used before or not."""
+    model = load(folder)
+    expected = output(model)
+    for source in (model, load(folder)):
+        for copied in (copy.deepcopy(source), pickle.loads(pickle.dumps(source))):
+            assert_same(output(copied), expected)
+            layer, original = copied.proj_out, source.proj_out
+            assert type(layer.weight) is type(original.weight)
+            assert layer.weight.quant_type == original.weight.quant_type
+            assert layer.weight.data_ptr() != original.weight.data_ptr()
+            copied.dequantize()
+            assert kinds(copied) == set()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_loaded_weight_is_of_diffusers_class(folder, assign):
+    model, other = load(folder), load(folder)
+    state = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    model.to_empty(device="cpu").load_state_dict(state, assign=assign)
+    assert_same(output(model), output(other))
+    assert isinstance(model.proj_out.weight, adapter.GGUFParameter)
+    model.dequantize()
+
+
+def test_fused_projections(folder):
+    """diffusers joins those of q, k and v: outputs stay, no weight is copied, and they can be separated again."""
+    model = load(folder)
+    expected, parameters = output(model), sum(p.nbytes for p in model.parameters())
+    model.fuse_qkv_projections()
+    attention = model.transformer_blocks[0].attn
+    assert isinstance(attention.to_qkv, adapter.JoinedLinear)
+    assert isinstance(attention.to_added_qkv, adapter.JoinedLinear)
+    assert sum(p.nbytes for p in model.parameters()) == parameters
+    called = []
+    attention.to_qkv.register_forward_hook(lambda *_: called.append(True))
+    assert_same(output(model), expected)
+    assert called
+    assert_same(output(copy.deepcopy(model)), expected)
+    attention.unfuse_projections()
+    assert not hasattr(attention, "to_qkv")
+    model.unfuse_qkv_projections()
+    assert_same(output(model), expected)
+
+
+def test_fused_projections_of_dense_layers_are_those_of_diffusers(folder):
+    model = load(folder)
+    model.dequantize()
+    for block in model.transformer_blocks:
+        block.attn.fuse_projections()
+        assert type(block.attn.to_qkv) is torch.nn.Linear
+
+
+def adapted(folder, **options):
+    """A model with an adapter that changes its output."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = load(folder)
+    targets = ["to_q", "to_out.0", "proj_mlp", "x_embedder"]  # the last one is dense
+    torch.manual_seed(0)
+    model.add_adapter(peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False, **options))
+    return model
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_fused_lora(folder, scale):
+    """Packed weights stay; the adapter is added beside them, survives its peft layers, and can be taken out."""
+    without, model = output(load(folder)), adapted(folder)
+    if scale == 1.0:
+        expected = output(model)
+        assert (expected - without).abs().max() > 1e-3
+    model.fuse_lora(lora_scale=scale)
+    if scale == 1.0:
+        torch.testing.assert_close(output(model), expected, rtol=1e-4, atol=1e-4)
+    fused = output(model)
+    assert_same(output(copy.deepcopy(model)), fused)
+    model.unfuse_lora()
+    model.disable_adapters()
+    torch.testing.assert_close(output(model), without, rtol=1e-4, atol=1e-4)
+    model.enable_adapters()
+    model.fuse_lora()
+    model.unload_lora()
+    assert_same(output(model), fused)
+
+
+def test_adapters_that_change_the_weight_are_not_fused(folder):
+    model = adapted(folder, lora_bias=True)
+    with pytest.raises(qgemm.UnsupportedError, match="adapter 'default' changes the weight or the bias"):
+        model.fuse_lora()
+
+
+def test_half(folder):
+    model = load(folder).half()
+    assert output(model, torch.float16).isfinite().all()
+    assert model.proj_out.bias.dtype is torch.float16
+    assert output(model.float()).isfinite().all()

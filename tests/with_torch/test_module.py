@@ -9,10 +9,9 @@ import pickle
 import numpy as np
 import pytest
 from strategies import TILED, over_formats
-from torch_layers import MATRICES, assert_same, normal, torch, weights
+from torch_layers import MATRICES, assert_same, normal, tiled, torch, weights
 
 import qgemm
-from qgemm.cuda.layout import tile as tiles
 from qgemm.torch import QEmbedding, QLinear, storage
 
 each_format = pytest.mark.parametrize("name", [fmt.name for fmt in MATRICES])
@@ -216,14 +215,6 @@ def test_layers_of_inference_mode():
 
 
 # ---------------------------------------------------------------- tiles, as they lie on a GPU
-
-
-def tiled(w: qgemm.Tensor) -> torch.Tensor:
-    """The bytes that a GPU holds for a Tensor: tiles, followed by the bounds of their rows."""
-    packed = tiles.pack(w.format, w.blocks)
-    bounds = np.zeros(len(packed) * tiles.ROWS, np.float32)
-    bounds[: len(w)] = tiles.row_absmax(w.format, w.blocks)
-    return torch.from_numpy(np.concatenate([packed.reshape(-1).view(np.uint8), bounds.view(np.uint8)]))
 
 
 @over_formats(TILED)

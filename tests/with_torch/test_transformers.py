@@ -199,11 +199,6 @@ def test_a_model_is_one_like_any_other(path):
     assert type(judge.model.layers[0].mlp.up_proj) is QLinear
 
 
-def test_a_disk_is_refused(path):
-    with pytest.raises(RuntimeError, match="Disk offload is not supported"):
-        load(path, device_map={"": "disk"})
-
-
 def test_undo(path):
     def kinds(model):
         return {type(layer) for layer in model.modules()} & {*DENSE, QLinear, QEmbedding}

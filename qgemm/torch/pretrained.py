@@ -1,0 +1,162 @@
+"""transformers: models with packed layers are saved and loaded as those of the quantization method "qgemm".
+
+`save_pretrained` writes a folder of safetensors, in shards or not. Per packed weight it holds bytes in the layout of a
+.gguf file, and format and shape as text, as in a state dict: "x.weight", uint8 [N, bytes per row], and
+"x._extra_state". config.json has quantization_config {"quant_method": "qgemm", "activation": "a16"}. Importing this
+module registers the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from qgemm.errors import UnsupportedError
+
+from .empty_layers import empty_layer
+from .experts import QExperts
+from .hosts import METHOD, allow_resizing
+from .model_experts import PARTS, experts_activation
+from .module import description
+from .patching import needs
+from .storage import Shape, format_of
+from .views import BUFFERS
+
+try:
+    from safetensors import safe_open
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ImportError as error:
+    raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
+
+STATE = "._extra_state"
+
+
+@register_quantization_config(METHOD)
+class PackedConfig(QuantizationConfigMixin):
+    """quantization_config of a model with packed layers. activation: of layers whose format has integer codes."""
+
+    def __init__(self, activation: str = "a16", **_: Any) -> None:
+        self.quant_method, self.activation = METHOD, activation
+
+
+@register_quantizer(METHOD)
+class PackedQuantizer(HfQuantizer):
+    """Loads a folder of packed weights into packed layers."""
+
+    quantization_config: PackedConfig
+    dtype: torch.dtype
+
+    def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
+        """The dtype of activations, biases and norms; products accept any."""
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        return self.dtype
+
+    def _process_model_before_weight_loading(
+        self, model: torch.nn.Module, checkpoint_files: Sequence[str] | None = None, **_: Any
+    ) -> None:
+        """Put empty packed layers into the model, which is on the device meta."""
+        if not self.pre_quantized:
+            raise UnsupportedError(
+                "a folder of dense weights becomes one of packed weights by `qgemm convert FOLDER MODEL.gguf`, which "
+                "from_pretrained(..., gguf_file=) reads; quantization_config of qgemm is that of a saved model"
+            )
+        weights = _by_layer(model, saved_weights(checkpoint_files or ()))
+        put_layers(model, weights, self.dtype, self.quantization_config.activation)
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **_: Any) -> torch.nn.Module:
+        settle(model)
+        return model
+
+    def is_serializable(self) -> bool:
+        """True: a loaded model can be saved again."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """True: gradients flow to biases, norms, and adapters beside packed layers."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """True."""
+        return True
+
+
+def settle(model: Any) -> None:
+    """Finish a loaded model: it can be cast and resized."""
+    model.is_quantized = False  # transformers refuses half() of quantized models, packed layers accept it
+    allow_resizing(model)
+
+
+# ---------------------------------------------------------------- the folder's weights
+
+
+class SavedWeight(NamedTuple):
+    """A packed weight in a folder: its layer's name, format, shape, and the shapes of other tensors of the layer."""
+
+    name: str
+    format: str
+    shape: Shape
+    others: Mapping[str, Shape]
+
+
+def saved_weights(paths: Sequence[str]) -> Iterator[SavedWeight]:
+    """The packed weights of .safetensors files, which hold one model together."""
+    states: dict[str, torch.Tensor] = {}
+    shapes: dict[str, Shape] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in names}
+            states |= {name: file.get_tensor(name) for name in names if name.endswith(STATE)}
+    for name, state in states.items():
+        layer = name.removesuffix(STATE)
+        others = {other: shapes[f"{layer}.{other}"] for other in (*BUFFERS, "bias") if f"{layer}.{other}" in shapes}
+        yield SavedWeight(layer, *description(state), others)
+
+
+def _by_layer(model: Any, weights: Iterable[SavedWeight]) -> dict[str, SavedWeight]:
+    """Weights by the model's names of their layers, which differ from those of a folder where transformers renames."""
+    renamings = [entry for entry in get_model_conversion_mapping(model) or () if isinstance(entry, WeightRenaming)]
+    names = {f"{name}.weight": True for name, _ in model.named_modules()}
+    renamed = {
+        rename_source_key(f"{weight.name}.weight", renamings, [], model.base_model_prefix, names)[0]: weight
+        for weight in weights
+    }
+    for name, source in model.all_tied_weights_keys.items():  # the folder of a base model lacks its head
+        if source in renamed:
+            renamed.setdefault(name, renamed[source])
+    return {name.removesuffix(".weight"): weight for name, weight in renamed.items()}
+
+
+def put_layers(model: Any, weights: Mapping[str, SavedWeight], dtype: torch.dtype, activation: str) -> None:
+    """Replace the layers of a model by empty packed ones for saved weights, by the layers' names."""
+    modules = dict(model.named_modules())
+    for name, weight in weights.items():
+        owner = name.rpartition(".")[0]
+        if len(weight.shape) == 3:
+            if name == f"{owner}.{PARTS[0]}":
+                parts = [weights[f"{owner}.{part}"] for part in PARTS]
+                model.set_submodule(owner, _empty_experts(modules[owner], parts, dtype))
+        elif name in modules:
+            layer = empty_layer(modules[name], format_of(weight.format), dtype, activation)
+            layer.tensor_name = f"{name}.weight"
+            for other in BUFFERS.keys() & weight.others.keys():
+                layer.register_buffer(other, torch.empty(weight.others[other], dtype=BUFFERS[other], device="meta"))
+                model._keep_in_fp32_modules_strict.add(f"{name}.{other}")
+            model.set_submodule(name, layer)
+
+
+def _empty_experts(old: torch.nn.Module, parts: Sequence[SavedWeight], dtype: torch.dtype) -> QExperts:
+    """The empty layer of experts that replaces one of the model's."""
+    activation = experts_activation(old)
+    if not activation:
+        raise UnsupportedError(f"the folder has packed experts {parts[0].name!r}, the model has {type(old).__name__}")
+    e, f, k = parts[0].shape
+    formats = [format_of(part.format) for part in parts]
+    return QExperts(e, k, f, formats, activation, "bias" in parts[0].others, "meta", dtype)
