@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 
 from qgemm.errors import GGUFError, NameNotFoundError
-from qgemm.files.paths import PathLike, shown, shown_path
+from qgemm.files.journal import check_finished
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.files.shards import ShardName, shard_name
 from qgemm.tensor import Tensor
 
@@ -160,6 +161,9 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
     Raises GGUFError, naming the file, the tensor or key, and the rule, for a malformed file; its subclass
     GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
     """
+    name = path_string(path)
+    if shard_name(name, ".gguf") is not None:
+        check_finished(name)
     with ExitStack() as undo:
         first = undo.enter_context(closing(Shard(path, copy=copy)))
         shards = [first]
@@ -170,6 +174,10 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
                 prefix = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
                 raise GGUFError(f"{prefix}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
             shards.append(shard)
+        if len(shards) > 1:  # all old or all new, if a writer replaced them meanwhile
+            check_finished(name)
+            for shard in shards:
+                shard.check_named()
         file = GGUFFile(shards, part)
         undo.pop_all()
     return file
