@@ -157,8 +157,11 @@ def old_file(folder: int, name: str, where: str) -> os.stat_result | None:
 
 
 def inherit(fd: int, old: os.stat_result) -> None:
-    """Give a new file, which is private, the group, owner and mode of the old one, as far as the system permits."""
-    new, mode = os.fstat(fd), stat.S_IMODE(old.st_mode) & 0o777
+    """Give a new file or folder, which is private, the group, owner and mode of the old one, as far as possible.
+
+    Set-uid bits go, since they were meant for the old bytes. Those of a folder concern the files in it, and stay.
+    """
+    new, mode = os.fstat(fd), stat.S_IMODE(old.st_mode) & (0o3777 if stat.S_ISDIR(old.st_mode) else 0o777)
     if new.st_gid != old.st_gid:
         try:
             os.fchown(fd, -1, old.st_gid)

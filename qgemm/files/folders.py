@@ -26,6 +26,7 @@ from .temporary import (
     exchange,
     exists_in,
     is_named,
+    lock,
     move,
     sync_folder,
     sync_replaced,
@@ -262,6 +263,7 @@ class _Target(NamedTuple):
                     return False
         sync_folder(staging.fd)
         files.old(old)
+        lock(old)  # or another process may remove it as stale after the exchange
         try:
             exchange(self.parent, staging.name, self.name)
         except FileNotFoundError:

@@ -13,7 +13,6 @@ the work; after an error the old files move back. A move never replaces a file, 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -29,6 +28,7 @@ from .temporary import (
     exists_in,
     is_named,
     is_own,
+    lock,
     move,
     remove,
     remove_stale,
@@ -72,23 +72,28 @@ def replace_files(folder: int, new: str, names: Sequence[str], away: Callable[[]
     for _ in range(PAUSES):
         try:
             finish_pending(folder, where)
-            _replace(folder, new, names, away(), where)
+            _replace(folder, new, names, away, where)
             return
         except Busy:
             time.sleep(PAUSE)
     raise OSError(errno.EAGAIN, f"another process replaces files of this folder ({NAME})")
 
 
-def _replace(folder: int, new: str, names: Sequence[str], away: Sequence[str], where: str) -> None:
+def _replace(folder: int, new: str, names: Sequence[str], away: Callable[[], Sequence[str]], where: str) -> None:
+    def old_names() -> tuple[str, ...]:
+        return tuple(sorted(away(), key=lambda name: (name != names[0], name)))
+
     with ExitStack() as closing:
         old, old_fd = temporary_folder(folder, 0o700)
         closing.callback(os.close, old_fd)
         closing.callback(discard, old_fd, folder, old)
         new_fd = _open_folder(folder, new, closing)
-        journal = Journal(new, old, tuple(names), tuple(away))
+        journal = Journal(new, old, tuple(names), old_names())
         fd = _begin(folder, journal)
         closing.callback(os.close, fd)
         try:
+            if old_names() != journal.away:  # another process was faster
+                raise Busy(errno.EAGAIN, os.strerror(errno.EAGAIN))
             _apply(folder, journal, new_fd, old_fd)
         except BaseException:
             _undo(folder, journal, new_fd, old_fd)
@@ -111,12 +116,8 @@ def finish_pending(folder: int, where: str) -> None:
         except FileNotFoundError:
             return
         closing.callback(os.close, fd)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Busy(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
-        except OSError:
-            pass  # a file system without locks
+        if not lock(fd):
+            raise Busy(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if not is_named(fd, folder, NAME):
             return
         try:
@@ -124,6 +125,7 @@ def finish_pending(folder: int, where: str) -> None:
             if os.fstat(fd).st_uid != os.geteuid():
                 raise GGUFError("it belongs to another user")
             new, old = (_open_folder(folder, name, closing) for name in (journal.new, journal.old))
+            _check_moves(folder, journal, new, old)
             try:
                 _apply(folder, journal, new, old)
             except OSError:
@@ -194,6 +196,13 @@ def _apply(folder: int, journal: Journal, new: int, old: int) -> None:
     for name in reversed(journal.names):
         with suppress(FileNotFoundError):
             move(name, new, folder)
+
+
+def _check_moves(folder: int, journal: Journal, new: int, old: int) -> None:
+    """GGUFError if a file that is no part of the replacement has one of its names by now."""
+    for name in journal.names:
+        if exists_in(new, name) and exists_in(folder, name) and (name not in journal.away or exists_in(old, name)):
+            raise GGUFError(f"{shown(name)} was written meanwhile")
 
 
 def _undo(folder: int, journal: Journal, new: int, old: int) -> None:

@@ -58,17 +58,23 @@ def _locked(folder: int, pattern: str, create: Callable[[str], int | None]) -> t
         fd = create(name)
         if fd is None:
             continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process holds it, perhaps to remove the file as stale
+        if not lock(fd):  # another process holds it, perhaps to remove the file as stale
             remove(fd, folder, name)
-        except OSError:  # a file system without locks
+        elif is_named(fd, folder, name):
             return name, fd
-        else:
-            if is_named(fd, folder, name):
-                return name, fd
         os.close(fd)  # removed as stale before it was locked
     raise OSError(errno.EAGAIN, "others take its unfinished files away")
+
+
+def lock(fd: int) -> bool:
+    """Lock a file or folder; False if another process holds the lock. A file system without locks gives every lock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def remove_stale(folder: int, protected: Callable[[], Collection[str]] = tuple) -> None:
