@@ -26,6 +26,7 @@ import qgemm
 from qgemm.errors import GGUFAccessError, GGUFError, QgemmError
 from qgemm.files import folders, journal, temporary
 from qgemm.files.folders import replacing_files, replacing_folder
+from qgemm.files.gguf import reader
 
 HEAD = "config.json"
 OLD = {HEAD: b"old config", "model.bin": b"old weights", "vocab.txt": b"old words"}
@@ -281,6 +282,25 @@ def test_reader_of_shards_sees_no_mixture(writers, tmp_path):
     assert all(result in ({"Q8_0"}, {"Q4_0"}) for result in results)
 
 
+def test_shards_that_are_replaced_while_they_are_opened(writers, tmp_path, monkeypatch):
+    """The first shard is the old one, the others would be new."""
+    writer = writers["split over split"]
+    writer.old(tmp_path)
+    shard, opened = reader.Shard, []
+
+    def late(path, **named):
+        opened.append(path)
+        if len(opened) == 2:
+            writer.new(tmp_path)
+        return shard(path, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "Shard", late)
+        with pytest.raises(GGUFError, match=r"x-00001-of-00003\.gguf: was replaced while it was opened: open it again"):
+            qgemm.open(tmp_path / "x-00001-of-00003.gguf")
+    writer.read(tmp_path)
+
+
 def killed(work: Callable[[], object], moves: int) -> None:
     """Do the work in a child that is killed before its move of this number."""
 
@@ -425,6 +445,7 @@ def test_file_that_comes_before_the_exchange_stays(old, tmp_path, monkeypatch):
         (old / "notes.txt").write_text("late")
         (old / "later").mkdir()
         exchange(*arguments)
+        journal.remove_unfinished(os.open(tmp_path, os.O_RDONLY))  # by another process
 
     monkeypatch.setattr(folders, "exchange", late)
     put(old, NEW)
