@@ -14,11 +14,12 @@ from qgemm.formats import format_named
 
 from . import job
 from .checkpoint_target import check_layout
+from .consistency import consistent
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
 from .rules import OUTPUT, Ends, Options, parse_type
-from .source_readers import open_source, read_together
+from .source_readers import open_source
 from .targets import is_gguf_path
 from .tensor_names import Rename, apply_renames
 from .weight import Source
@@ -41,6 +42,7 @@ class Conversion(NamedTuple):
         return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes)])
 
 
+@consistent
 def open_for_conversion(
     src: PathLike,
     rename: Iterable[Rename] = (),
@@ -53,18 +55,17 @@ def open_for_conversion(
 
     beside: other input files, which the conversion must not overwrite.
     """
-    with read_together(path_string(src)):
-        source = open_source(src, part=part)
-        try:
-            source = apply_renames(source, list(rename))
-            if like is not None:
-                source = match_layout(source, like)
-            elif model and os.path.isdir(src):
-                source = to_gguf_model(source, src)
-            source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
-        except BaseException:
-            source.close()
-            raise
+    source = open_source(src, part=part)
+    try:
+        source = apply_renames(source, list(rename))
+        if like is not None:
+            source = match_layout(source, like)
+        elif model and os.path.isdir(src):
+            source = to_gguf_model(source, src)
+        source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
+    except BaseException:
+        source.close()
+        raise
     return source
 
 

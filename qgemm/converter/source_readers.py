@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
-from qgemm.files.journal import unchanged
 from qgemm.files.npy import open_npy
 from qgemm.files.npz import open_npz
 from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import array_weights
 from .checkpoints import files as checkpoint
-from .checkpoints.configs import MODEL, refuse_packed
+from .checkpoints.configs import refuse_packed
+from .consistency import consistent
 from .tensor_names import restore_shapes
 from .weight import Source, weight_from_tensor
 
 
+@consistent
 def open_source(path: PathLike, kind: str = "", part: bool = False) -> Source:
     """Open a source by the suffix of its name, or as a file of suffix `kind`; a folder by the files in it.
 
     A shard opens all shards of its model; part: that shard alone.
     """
     name = path_string(path)
-    with read_together(name):
-        return _open(checkpoint.inside(name) if os.path.isdir(name) else name, kind, part)
-
-
-def read_together(path: str) -> AbstractContextManager[None]:
-    """Refuses a source whose files describe each other, if some of them were replaced during the body."""
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
-    return unchanged(folder, MODEL, TOGETHER) if folder == path or path.endswith(TOGETHER) else nullcontext()
-
-
-def _open(name: str, kind: str, part: bool) -> Source:
+    if os.path.isdir(name):
+        name = checkpoint.inside(name)
     for suffix, reader in SOURCES.items():
         if (kind or name).endswith(suffix):
             return PARTS[suffix](name) if part and suffix in PARTS else reader(name)
@@ -75,7 +67,6 @@ def npz(path: str) -> Source:
         return Source(path, weights, {}, undo.pop_all().close, files=[path])
 
 
-TOGETHER = ".safetensors", ".json"  # suffixes of files that describe each other
 SOURCES: dict[str, Callable[[str], Source]] = {
     ".gguf": gguf,
     ".safetensors": checkpoint.safetensors,

@@ -162,8 +162,7 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
     GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
     """
     name = path_string(path)
-    if shard_name(name, ".gguf") is not None:
-        check_finished(name)
+    check_finished(name)
     with ExitStack() as undo:
         first = undo.enter_context(closing(Shard(path, copy=copy)))
         shards = [first]
