@@ -115,7 +115,7 @@ class _Files:
 
     def old(self, folder: int) -> list[str]:
         """The names of the old files; an error if one must not be replaced."""
-        names = [name for name in os.listdir(folder) if self.belongs(name) and not _is_folder(folder, name)]
+        names = [name for name in sorted(os.listdir(folder)) if self.belongs(name) and not _is_folder(folder, name)]
         for name in names:
             where = shown_path(os.path.join(self.path, name))
             if not self.replace:
@@ -230,17 +230,20 @@ class _Target(NamedTuple):
             raise
 
     def is_movable(self, old: int) -> bool:
-        """Whether another folder can take the place of the old one, which this process must be able to write to.
+        """Whether another folder can take the place of the old one.
 
-        Not so for a mount point, for the working directory, in which the user's shell would stay, and where the folder
-        that holds it cannot be written to.
+        Not so for a mount point, for the working directory, in which the user's shell would stay, and where this user
+        cannot write to the old folder or to the one that holds it.
         """
         status, parent = os.fstat(old), os.fstat(self.parent)
-        if not os.access(".", WRITE, dir_fd=old):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         others = parent.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid, parent.st_uid)
-        writable = os.access(".", WRITE, dir_fd=self.parent) and not others
-        return writable and _mount(old) == _mount(self.parent) and not os.path.samestat(status, os.stat("."))
+        writable = all(os.access(".", WRITE, dir_fd=folder) for folder in (old, self.parent))
+        return (
+            writable
+            and not others
+            and _mount(old) == _mount(self.parent)
+            and not os.path.samestat(status, os.stat("."))
+        )
 
     def create(self, staging: _Staging) -> None:
         """Give the new folder its name."""
