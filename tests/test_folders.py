@@ -168,6 +168,14 @@ def test_working_directory_is_replaced_in_place(old, tmp_path, monkeypatch):
     assert left_over(tmp_path) == []
 
 
+def test_working_directory_that_was_removed(old, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    put(old, NEW)
+    assert contents(old) == NEW
+
+
 def test_mount_point_is_replaced_in_place(tmp_path):
     """As the volume of a container is: its name cannot be changed."""
     volume, point = tmp_path / "volume", tmp_path / "point"
@@ -319,6 +327,16 @@ def test_temporary_folders_of_the_living_stay(old, tmp_path):
     put(old, NEW, during=during)
     assert contents(old) == NEW
     assert left_over(tmp_path) == [other.name]
+
+
+def test_old_file_that_is_moved_away_meanwhile_is_none(old, monkeypatch):
+    """Another process replaces the files at this moment: the names were listed before, the files are gone."""
+    listdir = os.listdir
+    (old / HEAD).unlink()
+    monkeypatch.setattr(os, "listdir", lambda folder: sorted({*listdir(folder), HEAD}))
+    put_files(old, NEW)
+    monkeypatch.undo()
+    assert contents(old) == {**OLD, **NEW}
 
 
 def test_swapped_temporary_folder_is_not_published(old, tmp_path):

@@ -104,10 +104,10 @@ def check_folder(path: str, inputs: Iterable[PathLike]) -> None:
 
 def replacing_checkpoint(path: str, replace: bool) -> AbstractContextManager[Create]:
     """A function that creates the files of a checkpoint, which replaces the one in the folder at `path`."""
-    return replacing_folder(path, MODEL, is_own, replace)
+    return replacing_folder(path, MODEL, belongs, replace)
 
 
-def is_own(name: str) -> bool:
+def belongs(name: str) -> bool:
     """Whether a file of this name belongs to a checkpoint that this module writes."""
     return name in (FILE, MODEL) or any(fnmatchcase(name, pattern) for pattern in BESIDE)
 

@@ -22,7 +22,7 @@ from qgemm.errors import GGUFError
 
 from .journal import remove_unfinished
 from .paths import PathLike, path_string, shown_path, system_errors
-from .temporary import FOLDER, is_named, remove, sync_replaced, temporary_file
+from .temporary import FOLDER, exists_in, is_named, remove, sync_replaced, temporary_file
 
 # Errors of fallocate that mean a full disk; others mean that it is not supported.
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
@@ -152,6 +152,8 @@ def old_file(folder: int, name: str, where: str) -> os.stat_result | None:
     if not stat.S_ISREG(status.st_mode):
         raise GGUFError(f"{where}: is not a regular file")
     if not os.access(name, os.W_OK, dir_fd=folder):
+        if not exists_in(folder, name):  # moved away meanwhile, with others
+            return None
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return status
 

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from qgemm.errors import GGUFError
@@ -24,7 +25,6 @@ from .temporary import (
     NEW,
     TEMPORARY_FILE,
     exchange,
-    exists_in,
     is_named,
     lock,
     move,
@@ -69,7 +69,9 @@ class _Staging:
         """The descriptor of a new file for a path, whose folder is that of the old files."""
         name = os.path.basename(path)
         with system_errors(path, "written"):
-            old = None if self.old is None else _regular(self.old, name)
+            old = None if self.old is None else _status(self.old, name)
+            if old is not None and not stat.S_ISREG(old.st_mode):
+                old = None
             fd = os.open(name, NEW, 0o666 if old is None else 0o600, dir_fd=self.fd)
             try:
                 if old is not None:
@@ -115,13 +117,17 @@ class _Files:
 
     def old(self, folder: int) -> list[str]:
         """The names of the old files; an error if one must not be replaced."""
-        names = [name for name in sorted(os.listdir(folder)) if self.belongs(name) and not _is_folder(folder, name)]
-        for name in names:
+        names = []
+        for name in filter(self.belongs, sorted(os.listdir(folder))):
+            status = _status(folder, name)
+            if status is None or stat.S_ISDIR(status.st_mode):
+                continue
             where = shown_path(os.path.join(self.path, name))
             if not self.replace:
                 raise exists(where)
-            if not stat.S_ISLNK(_status(folder, name).st_mode):
+            if not stat.S_ISLNK(status.st_mode):
                 old_file(folder, name, where)
+            names.append(name)
         return names
 
     def put(self, staging: _Staging, folder: int, names: Sequence[str]) -> None:
@@ -238,12 +244,7 @@ class _Target(NamedTuple):
         status, parent = os.fstat(old), os.fstat(self.parent)
         others = parent.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid, parent.st_uid)
         writable = all(os.access(".", WRITE, dir_fd=folder) for folder in (old, self.parent))
-        return (
-            writable
-            and not others
-            and _mount(old) == _mount(self.parent)
-            and not os.path.samestat(status, os.stat("."))
-        )
+        return writable and not others and _mount(old) == _mount(self.parent) and not _is_working_directory(old)
 
     def create(self, staging: _Staging) -> None:
         """Give the new folder its name."""
@@ -256,14 +257,13 @@ class _Target(NamedTuple):
     def exchange(self, staging: _Staging, old: int, files: _Files) -> bool:
         """Exchange new and old folder, and keep the files that do not belong; False where that is impossible."""
         inherit(staging.fd, os.fstat(old))
-        for name in os.listdir(old):
-            if _stays(files, name):
-                try:
-                    os.link(name, name, src_dir_fd=old, dst_dir_fd=staging.fd, follow_symlinks=False)
-                except (FileExistsError, FileNotFoundError):  # linked by an attempt before, or removed
-                    pass
-                except OSError:  # a folder, a file of another user, a file system without hard links
-                    return False
+        for name in filter(partial(_stays, files), os.listdir(old)):
+            try:
+                os.link(name, name, src_dir_fd=old, dst_dir_fd=staging.fd, follow_symlinks=False)
+            except (FileExistsError, FileNotFoundError):  # linked by an attempt before, or removed
+                pass
+            except OSError:  # a folder, a file of another user, a file system without hard links
+                return False
         sync_folder(staging.fd)
         files.old(old)
         lock(old)  # or another process may remove it as stale after the exchange
@@ -296,10 +296,9 @@ def _stays(files: _Files, name: str) -> bool:
 
 def _keep(new: int, out: int, files: _Files) -> None:
     """Move files that the user added to the old folder between the links and the exchange into the new one."""
-    for name in os.listdir(out):
-        if _stays(files, name) and not (
-            exists_in(new, name) and os.path.samestat(*(_status(f, name) for f in (new, out)))
-        ):
+    for name in filter(partial(_stays, files), os.listdir(out)):
+        linked, status = _status(new, name), _status(out, name)
+        if status is not None and not (linked is not None and os.path.samestat(linked, status)):
             os.replace(name, name, src_dir_fd=out, dst_dir_fd=new)
 
 
@@ -319,22 +318,17 @@ def _open(path: str, closing: ExitStack, folder: int | None = None) -> int:
     return fd
 
 
-def _status(folder: int, name: str) -> os.stat_result:
-    return os.stat(name, dir_fd=folder, follow_symlinks=False)
-
-
-def _is_folder(folder: int, name: str) -> bool:
+def _status(folder: int, name: str) -> os.stat_result | None:
+    """The status of an entry of a folder, which may be a link; None if missing."""
     with suppress(FileNotFoundError):
-        return stat.S_ISDIR(_status(folder, name).st_mode)
-    return False
-
-
-def _regular(folder: int, name: str) -> os.stat_result | None:
-    """The status of a regular file, None if there is none of this name."""
-    with suppress(FileNotFoundError):
-        status = _status(folder, name)
-        return status if stat.S_ISREG(status.st_mode) else None
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
     return None
+
+
+def _is_working_directory(folder: int) -> bool:
+    with suppress(OSError):  # a working directory that was removed
+        return os.path.samestat(os.fstat(folder), os.stat("."))
+    return False
 
 
 def _mount(folder: int) -> str:
