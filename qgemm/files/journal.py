@@ -170,9 +170,10 @@ def _folders(folder: int) -> tuple[str, ...]:
 def _begin(folder: int, journal: Journal) -> int:
     """Write the journal to the disk; its locked descriptor."""
     temporary, fd = temporary_file(folder, 0o666)
+    data = json.dumps(journal._asdict()).encode()
     try:
-        with open(fd, "w", closefd=False) as file:
-            json.dump(journal._asdict(), file)
+        while data:
+            data = data[os.write(fd, data) :]
         os.fsync(fd)
         try:
             move(temporary, folder, folder, NAME)
