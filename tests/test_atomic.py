@@ -314,7 +314,7 @@ def test_a_group_that_cannot_be_kept(mode, left, tmp_path, monkeypatch):
         status = os.fstat(file.fileno())
         words = list(status)
         words[stat.ST_MODE], words[stat.ST_UID], words[stat.ST_GID] = mode, status.st_uid + 1, status.st_gid + 1
-        atomic._inherit(file.fileno(), os.stat_result(words))
+        atomic.inherit(file.fileno(), os.stat_result(words))
         assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == left
 
 

@@ -14,6 +14,7 @@ from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import job
 from .checkpoint_target import check_layout
+from .consistency import consistent
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
@@ -44,6 +45,7 @@ class Conversion(NamedTuple):
         return "\n".join([table(self.lines), "", *totals(self.lines, self.nbytes, self.notes)])
 
 
+@consistent
 def open_for_conversion(
     src: PathLike,
     rename: Iterable[Rename] = (),

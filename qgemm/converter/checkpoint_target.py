@@ -1,15 +1,16 @@
 """A checkpoint as a target: a folder with model.safetensors, in the parts of a layout, and the config that names it.
 
-Blocks of a matrix arrive in order; rows are buffered, then written to their offsets in each part. The config is written
-last: until then the folder holds packed tensors without a description, which every reader refuses.
+Blocks of a matrix arrive in order; rows are buffered, then written to their offsets in each part. The folder takes its
+place when all of its files are complete (files/folders.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape, glob
 from math import prod
@@ -21,20 +22,22 @@ from numpy.typing import NDArray
 from qgemm.codec.format import Blocks, Format
 from qgemm.errors import QgemmError, QuantizeError
 from qgemm.files import safetensors as files
-from qgemm.files.atomic import allocate, replacing, write_at, write_file
+from qgemm.files.atomic import allocate, write_at
 from qgemm.files.documents import json_object
-from qgemm.files.paths import shown, shown_path, system_errors
+from qgemm.files.folders import Create, replacing_folder
+from qgemm.files.paths import PathLike, path_string, shown, shown_path, system_errors
 from qgemm.tensor import Tensor
 
 from . import array_weights
-from .checkpoints.configs import MODEL, SECTIONS
+from .checkpoints.configs import CONFIGS, MODEL, SECTIONS
 from .checkpoints.write import LAYOUTS, WEIGHT, Layout, Part, rows_of, written_by
 from .rules import Options, Step
-from .targets import SAFE_TYPES, Append, Keys, Target, shape_of
+from .targets import SAFE_TYPES, Append, CreateFile, Keys, Target, shape_of
 from .weight import GROUPS, SAFETENSORS
 
 FILE = "model.safetensors"
 BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "generation_config.json")
+FOREIGN = ("*.safetensors.index.json", *(name for name in CONFIGS if name != MODEL))
 BUFFER = 16 << 20  # bytes of blocks that are buffered before their rows are written
 ALIGNED = 32  # rows per write: 32 zeros of any width fill whole words
 
@@ -82,7 +85,34 @@ def check_steps(path: str, layout: Layout, steps: Sequence[Step]) -> None:
         raise QgemmError(f"{shown_path(path)}: {layout.name} has matrices of one format, here are {formats}")
 
 
-def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str) -> None:
+def check_folder(path: str, inputs: Iterable[PathLike]) -> None:
+    """Refuse a folder that holds inputs of this command, or files that are read together with the new ones."""
+    if not os.path.isdir(path):
+        return
+    for file in map(path_string, inputs):
+        for name in (file, os.path.realpath(file)):
+            with suppress(OSError):
+                if os.path.samefile(os.path.dirname(name) or ".", path):
+                    rule = f"is the folder of {shown_path(file)}, a file of this very command: write to another"
+                    raise QgemmError(f"{shown_path(path)}: {rule}")
+    with system_errors(path, "read"):
+        for name in sorted(os.listdir(path)):
+            if any(fnmatchcase(name, pattern) for pattern in FOREIGN):
+                rule = f"holds {shown(name)} of another checkpoint, which is read with any weights in its folder"
+                raise QgemmError(f"{shown_path(path)}: {rule}: remove it, or write to another folder")
+
+
+def replacing_checkpoint(path: str, replace: bool) -> AbstractContextManager[Create]:
+    """A function that creates the files of a checkpoint, which replaces the one in the folder at `path`."""
+    return replacing_folder(path, MODEL, belongs, replace)
+
+
+def belongs(name: str) -> bool:
+    """Whether a file of this name belongs to a checkpoint that this module writes."""
+    return name in (FILE, MODEL) or any(fnmatchcase(name, pattern) for pattern in BESIDE)
+
+
+def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str, create: Create) -> None:
     """Write the config, with the other keys of the source's, and copy the tokenizer files of a source in a folder."""
     source_folder = source if os.path.isdir(source) else os.path.dirname(source)
     config_path = os.path.join(source_folder, MODEL)
@@ -94,12 +124,15 @@ def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str
         for step in steps
         if step.format.family != GROUPS and len(step.weight.shape) == 2 and step.weight.name.endswith(WEIGHT)
     ]
-    for pattern in BESIDE:
-        for path in sorted(glob(os.path.join(escape(source_folder), pattern))):
-            with system_errors(path, "read"), open(path, "rb") as file:
-                write_file(os.path.join(folder, os.path.basename(path)), file.read())
     config["quantization_config"] = layout.config(modules, plain)
-    write_file(os.path.join(folder, MODEL), (json.dumps(config, indent=2) + "\n").encode())
+    files = {MODEL: (json.dumps(config, indent=2) + "\n").encode()}
+    for pattern in BESIDE:
+        for path in filter(os.path.isfile, glob(os.path.join(escape(source_folder), pattern))):
+            with system_errors(path, "read"), open(path, "rb") as file:
+                files[os.path.basename(path)] = file.read()
+    for name, data in sorted(files.items()):
+        with create(os.path.join(folder, name)) as fd:
+            write_at(fd, 0, memoryview(data))
 
 
 def _parts(layout: Layout, steps: Sequence[Step]) -> dict[str, dict[str, Part]]:
@@ -116,16 +149,14 @@ def _parts(layout: Layout, steps: Sequence[Step]) -> dict[str, dict[str, Part]]:
 
 
 @contextmanager
-def _write(
-    layout: Layout, path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
-) -> Iterator[Append]:
+def _write(layout: Layout, path: str, steps: Sequence[Step], keys: Keys, create: CreateFile) -> Iterator[Append]:
     """Write the file: plain tensors, and matrices in their parts."""
     parts = _parts(layout, steps)
     strings = {key.removeprefix(SAFETENSORS): value for key, value in keys.items() if isinstance(value, str)}
     named = {name: part for tensors in parts.values() for name, part in tensors.items()}
     described = {name: (part.type, part.shape) for name, part in named.items()}
     header, offsets, size = files.file_layout(described, {"format": "pt", **strings})
-    with replacing(path, check, replace) as fd:
+    with create(path) as fd:
         allocate(fd, size)
         write_at(fd, 0, memoryview(header))
         matrices: dict[str, _Matrix] = {}

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -14,14 +14,24 @@ import numpy as np
 
 from qgemm.codec.format import Blocks, Format
 from qgemm.errors import QgemmError, QuantizeError, UnsupportedError
-from qgemm.files.atomic import exists
+from qgemm.files.atomic import replacing
+from qgemm.files.folders import Create, replacing_files
 from qgemm.files.gguf.parts import longest_part
 from qgemm.files.outputs import check_output
-from qgemm.files.paths import PathLike, path_string, shown, shown_path, system_errors
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.files.shards import ShardName
 from qgemm.parallel import workers
 
-from .checkpoint_target import FILE, check_steps, layout_named, layout_target, write_beside
+from .checkpoint_target import (
+    FILE,
+    check_folder,
+    check_steps,
+    layout_named,
+    layout_target,
+    replacing_checkpoint,
+    write_beside,
+)
+from .checkpoints.write import Layout
 from .metadata import metadata, shard_keys
 from .notes import notes
 from .range_encoding import (
@@ -70,8 +80,9 @@ def convert(
 ) -> list[Line]:
     """Write the tensors of an open source to `target` in the types that `options` give them; returns a line for each.
 
-    options.keep_split: one file per shard of the source, STEM-00001-of-0000N.gguf, each written whole or not at all.
-    force: replace an existing file, whole or not at all. A file of the source is never replaced.
+    options.keep_split: one file per shard of the source, STEM-00001-of-0000N.gguf. options.layout: a folder.
+    force: replace an existing file, folder or set of shards, whole or not at all. A file of the source is never
+    replaced.
     backend: "cpu", or "cuda" to encode on the current CUDA device, into the same bytes; copied codes, searches, f32,
     f16 and bf16 stay on the CPU. threads: one per core by default, at most 4 with a GPU.
     advance: called with the bytes of the source that were converted. note: called with each sentence of notes.py.
@@ -97,15 +108,11 @@ def convert(
     else:
         check_steps(path, layout, steps)
     files = _files(path, steps, source, options)
-    if layout is not None and not os.path.isdir(path):
-        if dry_run:
-            return [report_line(step, None) for step in steps]
-        with system_errors(path, "made"):
-            os.makedirs(path)
-    for file in files:
-        check_output(file.path, source.files)
-        if not (force or dry_run) and os.path.exists(file.path):
-            raise exists(shown_path(file.path))
+    if layout is not None:
+        check_folder(path, source.files)
+    else:
+        for file in files:
+            check_output(file.path, source.files)
     device = _device() if backend == "cuda" else None
     if device is not None and not any(device.supports(step, choose_encoder(step, options)) for step in steps):
         note("--backend cuda encodes no tensor: copies, plain types and unweighted searches stay on the CPU")
@@ -113,7 +120,10 @@ def convert(
         return [report_line(step, None) for step in steps]
     lines = []
     with ExitStack() as writing:
-        appends = [writing.enter_context(verified_file(*file, force)) for file in files]
+        create = writing.enter_context(_creating(path, files, layout, force))
+        if layout is not None:
+            write_beside(path, layout, steps, source.path, create)
+        appends = [writing.enter_context(verified_file(*file, create)) for file in files]
         shard_of = {
             step.weight.name: append for file, append in zip(files, appends, strict=True) for step in file.steps
         }
@@ -126,9 +136,16 @@ def convert(
             if max_error is not None and not error <= max_error:
                 prefix = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
                 raise QuantizeError(f"{prefix}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
-    if layout is not None:
-        write_beside(path, layout, steps, source.path)
     return lines
+
+
+def _creating(path: str, files: Sequence[_File], layout: Layout | None, force: bool) -> AbstractContextManager[Create]:
+    """The function that creates the output: a file, the folder of a layout, or several shards."""
+    if layout is not None:
+        return replacing_checkpoint(path, force)
+    if len(files) > 1:
+        return replacing_files([file.path for file in files], force)
+    return nullcontext(partial(replacing, replace=force))
 
 
 class _File(NamedTuple):

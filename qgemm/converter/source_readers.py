@@ -19,10 +19,12 @@ from qgemm.files.shards import piece_hint
 from . import array_weights
 from .checkpoints import files as checkpoint
 from .checkpoints.configs import refuse_packed
+from .consistency import consistent
 from .tensor_names import restore_shapes
 from .weight import Source, weight_from_tensor
 
 
+@consistent
 def open_source(path: PathLike, part: bool = False, copy: bool = False) -> Source:
     """Open a source by its first bytes and the suffix of its name; a folder by the files in it.
 

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from math import prod
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -20,7 +21,8 @@ from numpy.lib import format as npy_format
 from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.errors import QgemmError
 from qgemm.files import safetensors as layout
-from qgemm.files.atomic import allocate, replacing, write_at
+from qgemm.files.atomic import allocate, write_at
+from qgemm.files.folders import Create
 from qgemm.files.gguf.layout import SPLIT_COUNT
 from qgemm.files.gguf.parts import codebook_of, fields_of, longest_part
 from qgemm.files.gguf.reader import GGUFFile
@@ -37,14 +39,15 @@ from .tensor_names import check_names
 from .weight import SAFETENSORS
 
 Append = Callable[[str, Format, Blocks], None]
+CreateFile = Callable[[str], AbstractContextManager[int]]
 Keys = Mapping[str, Any]
 
 
 class Write(Protocol):
-    """Writes one kind of file: a context that takes blocks. keys: its metadata; check, replace: see `replacing`."""
+    """Writes one kind of file: a context that takes blocks. keys: its metadata; create: opens the file."""
 
     def __call__(
-        self, path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
+        self, path: str, steps: Sequence[Step], keys: Keys, create: CreateFile
     ) -> AbstractContextManager[Append]: ...
 
 
@@ -88,8 +91,8 @@ def check_target(path: str, steps: Sequence[Step]) -> None:
 
 
 @contextmanager
-def verified_file(path: str, steps: Sequence[Step], keys: Keys, target: Target, replace: bool) -> Iterator[Append]:
-    """Write a file, then verify the bytes that the disk holds. replace: whether an old file may go."""
+def verified_file(path: str, steps: Sequence[Step], keys: Keys, target: Target, create: Create) -> Iterator[Append]:
+    """Write a file, then verify the bytes that the disk holds."""
     hashes = {step.weight.name: hashlib.sha256() for step in steps}
 
     def check(fd: int) -> None:
@@ -100,7 +103,7 @@ def verified_file(path: str, steps: Sequence[Step], keys: Keys, target: Target, 
             if written.get(name) != stored.get(name):
                 raise QgemmError(f"{shown_path(path)}: tensor {shown(name)}: the disk does not hold what was written")
 
-    with target.write(path, steps, keys, check, replace) as append:
+    with target.write(path, steps, keys, partial(create, check=check)) as append:
 
         def hashing(name: str, fmt: Format, blocks: Blocks) -> None:
             hashes[name].update(np.ascontiguousarray(blocks).view(np.uint8).data)
@@ -129,16 +132,14 @@ def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
 
 
 @contextmanager
-def write_gguf(
-    path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
-) -> Iterator[Append]:
+def write_gguf(path: str, steps: Sequence[Step], keys: Keys, create: CreateFile) -> Iterator[Append]:
     """Tensors of any format, and metadata: a whole model, or one shard of it."""
 
     def none() -> Blocks:
         raise AssertionError("a draft asks for no blocks")
 
     tensors = {step.weight.name: Tensor(step.format, step.weight.shape, none) for step in steps}
-    with drafting(path, tensors, keys, check, replace, part=int(keys.get(SPLIT_COUNT, 1)) > 1) as draft:
+    with drafting(path, tensors, keys, create, part=int(keys.get(SPLIT_COUNT, 1)) > 1) as draft:
         for step in steps:
             if step.format.stored_in_parts:
                 draft.append(*codebook_of(step.weight.name, step.format))
@@ -159,14 +160,12 @@ def read_gguf(path: str, fd: int, closing: ExitStack) -> Mapping[str, Tensor]:
 
 
 @contextmanager
-def write_safetensors(
-    path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
-) -> Iterator[Append]:
+def write_safetensors(path: str, steps: Sequence[Step], keys: Keys, create: CreateFile) -> Iterator[Append]:
     """Plain tensors, and the strings of the metadata."""
     tensors = {step.weight.name: (str(step.format), shape_of(step)) for step in steps}
     strings = {key.removeprefix(SAFETENSORS): v for key, v in keys.items() if isinstance(v, str)}
     header, offsets, size = layout.file_layout(tensors, strings)
-    with replacing(path, check, replace) as fd:
+    with create(path) as fd:
         allocate(fd, size)
         write_at(fd, 0, memoryview(header))
 
@@ -187,13 +186,11 @@ def read_safetensors(path: str, fd: int, closing: ExitStack) -> Mapping[str, Ten
 
 
 @contextmanager
-def write_npz(
-    path: str, steps: Sequence[Step], keys: Keys, check: Callable[[int], None], replace: bool
-) -> Iterator[Append]:
+def write_npz(path: str, steps: Sequence[Step], keys: Keys, create: CreateFile) -> Iterator[Append]:
     """Arrays, uncompressed."""
     shapes = {step.weight.name: shape_of(step) for step in steps}
     with (
-        replacing(path, check, replace) as fd,
+        create(path) as fd,
         open(fd, "r+b", closefd=False) as file,
         zipfile.ZipFile(file, "w", allowZip64=True) as archive,
     ):

@@ -9,10 +9,7 @@ lists the guarantees for users.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,18 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.errors import GGUFAccessError, GGUFError
+from qgemm.errors import GGUFError
 
-from .paths import READ, PathLike, path_string, shown_path, system_errors
+from .journal import remove_unfinished
+from .paths import PathLike, path_string, shown_path, system_errors
+from .temporary import FOLDER, exists_in, is_named, remove, sync_replaced, temporary_file
 
-TEMPORARY = ".qgemm-{}.tmp"  # with random hexadecimal digits
-NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-ATTEMPTS = 100  # at a temporary file that no other process removes or locks first
 # Errors of fallocate that mean a full disk; others mean that it is not supported.
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK  # errors of link without hard links (exFAT, FUSE)
-NO_SYNC = errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS  # errors of fsync on file systems that cannot sync a folder
 
 
 def write_file(path: PathLike, data: bytes) -> None:
@@ -75,34 +69,27 @@ def replacing_in(
 
     where: the file's name in errors. mode: of a file without a predecessor, less the umask. Raises plain OSErrors.
     """
-    old = _old(folder, name, where)
+    old = old_file(folder, name, where)
     if old is not None and not replace:
         raise exists(where)
-    _remove_stale(folder)
-    temporary, fd = _temporary(folder, mode if old is None else 0o600)
+    remove_unfinished(folder)
+    temporary, fd = temporary_file(folder, mode if old is None else 0o600)
     try:
         try:
             if old is not None:
-                _inherit(fd, old)
+                inherit(fd, old)
             yield fd
             os.fsync(fd)
             check(fd)
-            if not _is_named(fd, folder, temporary):
+            if not is_named(fd, folder, temporary):
                 raise GGUFError(f"{where}: cannot be written: someone removed or replaced the unfinished file")
             _put(fd, folder, temporary, name, where, replace)
         except BaseException:
-            _remove(fd, folder, temporary)
+            remove(fd, folder, temporary)
             raise
     finally:
         os.close(fd)
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in NO_SYNC:
-            why = error.strerror or error
-            failed = GGUFAccessError(f"{where}: was replaced, but its folder cannot be synced to the disk: {why}")
-            failed.errno = error.errno
-            raise failed from error
+    sync_replaced(folder, where)
 
 
 def check_replaceable(path: PathLike) -> None:
@@ -110,7 +97,7 @@ def check_replaceable(path: PathLike) -> None:
     name = path_string(path)
     with system_errors(name, "written"), ExitStack() as closing:
         folder, last = _place(name, closing)
-        _old(folder, last, shown_path(name))
+        old_file(folder, last, shown_path(name))
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -154,7 +141,7 @@ def _place(path: str, closing: ExitStack) -> tuple[int, str]:
     return fd, name or "."
 
 
-def _old(folder: int, name: str, where: str) -> os.stat_result | None:
+def old_file(folder: int, name: str, where: str) -> os.stat_result | None:
     """The file to replace, None if there is none; an error if it is no regular file or not writable."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -165,47 +152,18 @@ def _old(folder: int, name: str, where: str) -> os.stat_result | None:
     if not stat.S_ISREG(status.st_mode):
         raise GGUFError(f"{where}: is not a regular file")
     if not os.access(name, os.W_OK, dir_fd=folder):
+        if not exists_in(folder, name):  # moved away meanwhile, with others
+            return None
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return status
 
 
-def _temporary(folder: int, mode: int) -> tuple[str, int]:
-    """The name and locked descriptor of a new file; a process that gets the lock later knows that the writer is dead.
+def inherit(fd: int, old: os.stat_result) -> None:
+    """Give a new file or folder, which is private, the group, owner and mode of the old one, as far as possible.
 
-    It never waits for the lock, which anyone who may read the file can hold.
+    Set-uid bits go, since they were meant for the old bytes. Those of a folder concern the files in it, and stay.
     """
-    for _ in range(ATTEMPTS):
-        name = TEMPORARY.format(secrets.token_hex(8))  # unique
-        fd = os.open(name, NEW, mode, dir_fd=folder)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process holds it, perhaps to remove the file as stale
-            _remove(fd, folder, name)
-        except OSError:  # a file system without locks
-            return name, fd
-        else:
-            if os.fstat(fd).st_nlink:
-                return name, fd
-        os.close(fd)  # removed as stale before it was locked
-    raise OSError(errno.EAGAIN, "others take its unfinished files away")
-
-
-def _remove_stale(folder: int) -> None:
-    """Remove the temporary files of killed writers, as far as the system permits."""
-    stale = re.compile(re.escape(TEMPORARY).replace(r"\{\}", "[0-9a-f]{16}"))
-    with suppress(OSError):
-        for name in filter(stale.fullmatch, os.listdir(folder)):
-            with suppress(OSError), ExitStack() as closing:
-                fd = os.open(name, READ | os.O_NOFOLLOW, dir_fd=folder)
-                closing.callback(os.close, fd)
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if stat.S_ISREG(os.fstat(fd).st_mode):
-                    _remove(fd, folder, name)
-
-
-def _inherit(fd: int, old: os.stat_result) -> None:
-    """Give a new file, which is private, the group, owner and mode of the old one, as far as the system permits."""
-    new, mode = os.fstat(fd), stat.S_IMODE(old.st_mode) & 0o777
+    new, mode = os.fstat(fd), stat.S_IMODE(old.st_mode) & (0o3777 if stat.S_ISDIR(old.st_mode) else 0o777)
     if new.st_gid != old.st_gid:
         try:
             os.fchown(fd, -1, old.st_gid)
@@ -218,33 +176,18 @@ def _inherit(fd: int, old: os.stat_result) -> None:
         os.fchmod(fd, mode)
 
 
-def _is_named(fd: int, folder: int, name: str) -> bool:
-    """Whether a name in a folder is the open file."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=folder, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
-
-
-def _remove(fd: int, folder: int, name: str) -> None:
-    """Remove a name in a folder if it is the open file, as far as the system permits."""
-    with suppress(OSError):
-        if _is_named(fd, folder, name):
-            os.unlink(name, dir_fd=folder)
-
-
 def _put(fd: int, folder: int, temporary: str, name: str, where: str, replace: bool) -> None:
     """Give a complete file its name; an existing file is replaced or the reason to refuse."""
     if not replace:
         try:
             os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-            _remove(fd, folder, temporary)
+            remove(fd, folder, temporary)
             return
         except FileExistsError:
             raise exists(where) from None
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-        if _old(folder, name, where) is not None:
+        if old_file(folder, name, where) is not None:
             raise exists(where)
     os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

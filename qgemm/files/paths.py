@@ -87,6 +87,13 @@ class RegularFile:
         if (status.st_size, status.st_mtime_ns) != self.stamp:
             raise self._error(f"{shown_path(self.path)}: changed since it was opened")
 
+    def check_named(self) -> None:
+        """Raise if the path leads to another file by now."""
+        with system_errors(self.path, "read"):
+            named = os.path.samestat(os.stat(self.path), os.fstat(self.fd))
+        if not named:
+            raise self._error(f"{shown_path(self.path)}: was replaced while it was opened: open it again")
+
     def _check_open(self) -> None:
         if not self._close.alive:
             raise self._error(f"{shown_path(self.path)}: was closed: what is in a file is read while it is open")

@@ -6,8 +6,9 @@ import os
 import stat
 from contextlib import suppress
 
-from .atomic import FOLDER, replacing_in, write_at
+from .atomic import replacing_in, write_at
 from .paths import READ, shown_path
+from .temporary import FOLDER
 
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

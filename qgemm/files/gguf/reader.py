@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 
-from qgemm.errors import GGUFError, NameNotFoundError
-from qgemm.files.paths import PathLike, shown, shown_path
+from qgemm.errors import GGUFError, GGUFNotFoundError, NameNotFoundError
+from qgemm.files.journal import check_finished
+from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.files.shards import ShardName, shard_name
 from qgemm.tensor import Tensor
 
@@ -167,7 +168,11 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
     GGUFNotFoundError for a missing file, GGUFAccessError for one that cannot be read.
     """
     with ExitStack() as undo:
-        first = undo.enter_context(closing(Shard(path, copy=copy)))
+        try:
+            first = undo.enter_context(closing(Shard(path, copy=copy)))
+        except GGUFNotFoundError:
+            check_finished(path_string(path))
+            raise
         shards = [first]
         for sibling in () if part else _siblings(first):
             shard = undo.enter_context(closing(Shard(sibling, copy=copy)))
@@ -176,6 +181,10 @@ def open(path: PathLike, *, part: bool = False, copy: bool = False) -> GGUFFile:
                 prefix = f"{shown_path(sibling)}: key {shown(SPLIT_NO)}"
                 raise GGUFError(f"{prefix}: is {number} of {count}, by its name it is {len(shards)} (from 0)")
             shards.append(shard)
+        if first.header.split.shards > 1:  # all old or all new, if a writer replaced them meanwhile
+            check_finished(first.path)
+            for shard in shards:
+                shard.check_named()
         file = GGUFFile(shards, part)
         undo.pop_all()
     return file

@@ -77,6 +77,10 @@ class Shard:
         assert self._data is not None, "only a closed file has no data"
         return self._data
 
+    def check_named(self) -> None:
+        """GGUFError if the path leads to another file by now."""
+        self._file.check_named()
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor with its name, in the file's order; blocks are read on use."""
         for name, entry in self.header.tensors.items():

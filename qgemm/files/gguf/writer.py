@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -118,13 +118,12 @@ def drafting(
     path: PathLike,
     tensors: Mapping[str, Tensor | NDArray[Any]],
     metadata: Mapping[str, Any] | None = None,
-    check: Callable[[int], object] = lambda fd: None,
-    replace: bool = True,
+    create: Callable[[str], AbstractContextManager[int]] = replacing,
     part: bool = False,
 ) -> Iterator[Draft]:
     """A new .gguf file to which the data of these tensors is appended; only their formats and shapes are read.
 
-    The file takes its name when the body is done and all data is on the disk; check, replace: see `replacing`.
+    The file takes its name when the body is done and all data is on the disk. create: opens the file, as `replacing`.
     part: the metadata marks it as one shard of several. For the rest see `write`.
     """
     name = path_string(path)
@@ -148,7 +147,7 @@ def drafting(
         kind: Any = plan.type  # a number, since the package lacks the newest types
         writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, kind)
 
-    with replacing(name, check, replace) as fd:
+    with create(name) as fd:
         draft = Draft(where, fd, plans, writer.head(), writer.data_alignment)
         yield draft
         assert draft.complete(), "some data was not appended"
