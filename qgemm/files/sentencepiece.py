@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
 
+from .kinds import hint
 from .paths import RegularFile, shown_path
 
 FLOAT = struct.Struct("<f")
@@ -44,7 +45,7 @@ def read_sentencepiece(path: str) -> list[SentencePiece]:
     except (ValueError, struct.error):
         pieces = []
     if not pieces:
-        raise CheckpointError(f"{shown_path(path)}: is no SentencePiece model")
+        raise CheckpointError(f"{shown_path(path)}: is no SentencePiece model{hint(data)}")
     return pieces
 
 

@@ -14,7 +14,6 @@ W = quant_map[code] * absmax in float32.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
@@ -25,6 +24,7 @@ import numpy as np
 from qgemm.codec.format import Levels
 from qgemm.codec.packing import Bytes, Floats
 from qgemm.errors import CheckpointError
+from qgemm.files.documents import parse_object
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats.kbit import WEIGHTS, kbit_float32
 from qgemm.packed import Packed
@@ -86,9 +86,13 @@ class _Matrix:
             self.refuse("quant_map holds NaN or infinity")
         self.absmax = self._absmax(state)  # (first block, last block) -> their absmax
 
+    def refusal(self, rule: str) -> CheckpointError:
+        """The error for this matrix."""
+        return CheckpointError(f"{shown_path(self.state_part.file.path)}: tensor {shown(self.name)}: {rule}")
+
     def refuse(self, rule: str) -> NoReturn:
-        """Raise the error of this matrix."""
-        raise CheckpointError(f"{shown_path(self.state_part.file.path)}: tensor {shown(self.name)}: {rule}")
+        """Raise the error for this matrix."""
+        raise self.refusal(rule)
 
     def part(self, end: str, expected: tuple[str, int] | None) -> Stored:
         """A part; CheckpointError unless it has the expected type and number of elements. None: codes, of any type."""
@@ -106,13 +110,8 @@ class _Matrix:
         file, entry = self.state_part
         if entry.type != "U8" or entry.nbytes > LONGEST_STATE:
             self.refuse(f"quant_state is {entry.type} {list(entry.shape)}, not the bytes of a short JSON object")
-        try:
-            state = json.loads(file.read(entry, 0, entry.nbytes).tobytes().decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            self.refuse(f"quant_state: {error}")
-        if not isinstance(state, dict):
-            self.refuse("quant_state is not a JSON object")
-        return state
+        raw = file.read(entry, 0, entry.nbytes).tobytes()
+        return parse_object(raw, lambda rule: self.refusal(f"quant_state: {rule}"))
 
     def _absmax(self, state: Mapping[str, Any]) -> Callable[[int, int], Floats]:
         """A function (first block, last block) -> absmax, which decodes double quantization."""
