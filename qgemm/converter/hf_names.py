@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-EXPERT = re.compile(r"\bexperts\.(\d+)\.")
+NUMBER = "(0|[1-9][0-9]{0,4})"  # of a layer or an expert: without leading zeros, below 100,000
+EXPERT = re.compile(rf"\bexperts\.{NUMBER}\.")
+LAYER_NUMBER = re.compile(rf"\.{NUMBER}\.")
 WRAPPERS = (
     "model.language_model.",
     "language_model.model.",
