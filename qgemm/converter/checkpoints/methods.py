@@ -204,6 +204,7 @@ FORMS = {  # form of compressed-tensors -> kind of numbers, and their bits
     "nvfp4-pack-quantized": ("float", (4,)),
     "mxfp4-pack-quantized": ("float", (4,)),
 }
+FP4_GROUPS = {"nvfp4-pack-quantized": Nvfp4().group, "mxfp4-pack-quantized": FourBits().group}
 STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 
@@ -252,6 +253,8 @@ def _scheme(get: Getter, form: str, key: str, group: Any) -> Scheme:
     grouped = strategy in ("group", "tensor_group")
     if grouped and (size is None or size < 1):
         raise inner.refusal(f"group_size: {size} is not the weights of a group")
+    if form in FP4_GROUPS and (not grouped or size != FP4_GROUPS[form]):
+        raise inner.refusal(f"group_size: groups of {size} by {strategy}, not of {FP4_GROUPS[form]} as in {form}")
     inner.one_of("actorder", ("weight", "static", "group", "dynamic", False))
     inner.one_of("dynamic", (False,))
     symmetric = inner("symmetric", kind=bool, default=True)
