@@ -184,6 +184,7 @@ def test_without_a_tokenizer_the_size_is_said_once(tmp_path, caplog):
         (bpe(vocab={"a": V}), "token 40 is beyond the 40 rows of the embedding"),
         (bpe(byte_fallback=True, merges=[["a"]]), "is no pair of tokens"),
         (bpe(merges=[3]), "merges: '3' is no pair of tokens"),
+        (bpe(merges=["a b", ["ab", "c"]]), "merges: some are texts, others lists"),
         ({**bpe(), "added_tokens": [{"content": "x"}]}, "an added token is .* not a text with a number"),
         ({**bpe(), "added_tokens": 3}, "added_tokens is no list"),
         ({**bpe(), "added_tokens": [None]}, "an added token is 'None'"),

@@ -161,6 +161,8 @@ LONG = {"type": "longrope", "long_factor": [2.0] * (D // 2), "short_factor": [1.
         (LLAMA, "tie_word_embeddings", "yes"),
         (LLAMA, "architectures", [3]),
         (LLAMA, "text_config", [3]),
+        (LLAMA, "bos_token_id", -1),
+        (LLAMA, "eos_token_id", [1, True]),
         (LLAMA, "rope_scaling", "yarn"),
         ("Gemma3ForCausalLM", "final_logit_softcapping", 1e308),
         ("Gemma3ForCausalLM", "final_logit_softcapping", -1),
@@ -216,7 +218,7 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "GptOssForCausalLM"])
 def test_tensors_of_the_wrong_kind(architecture, wrong, tmp_path):
-    """Each tensor of the first layer and of both ends in turn: the message names it, or what it becomes."""
+    """Each tensor of the first layer and of both ends in turn: the message names it or the tensor that it becomes."""
     tensors = tensors_of(architecture)
     path = folder(tmp_path / "m", architecture)
     for name in [name for name in tensors if ".1." not in name or "layers.0" in name]:

@@ -132,6 +132,9 @@ OPENED = {
     "bnb: state of another":     (bnb, {"state": {"quant_type": "fp4"}}, "quant_type 'fp4' is not nf4"),
     "bnb: state no JSON":        (bnb, {"change": {
                                   ".quant_state.bitsandbytes__nf4": np.frombuffer(b"{'", U8)}}, "quant_state: "),
+    "bnb: an offset of 1e308":   (bnb, {"state": {"nested_offset": 1e308}}, "nested_offset '1e.308' are not numbers"),
+    "bnb: an offset of NaN":     (bnb, {"state": {"nested_offset": float("nan")}}, "nested_offset 'nan' are not num"),
+    "bnb: a deep state":         (bnb, {"state": {"x": json.loads("[" * 64 + "]" * 64)}}, "nested 65 deep"),
     "bnb: state a list":         (bnb, {"change": {
                                   ".quant_state.bitsandbytes__nf4": np.frombuffer(b"[]", U8)}}, "is not a JSON object"),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The keys of a Hugging Face config that are read, and the type and range of the value of each.
 
-Ranges hold every published model with room to spare. They exclude what no model has and what would overflow: float32
-values in the new file, sizes of arrays, divisions.
+The ranges include every published model with room to spare. Values outside would overflow float32, which the new file
+stores, or the size of an array, or would be divisors of 0.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ def list_of(kind: Kind) -> Kind:
     return Kind(f"list of {kind.name} each", lambda value: isinstance(value, list) and all(map(kind.holds, value)))
 
 
+def one_or_list(kind: Kind) -> Kind:
+    """A value of a kind, or a list of these."""
+    several = list_of(kind)
+    return Kind(f"{kind.name}, nor a list of these", lambda value: kind.holds(value) or several.holds(value))
+
+
 def section(table: str) -> Kind:
     """Objects whose keys are those of a table."""
     return Kind("object", lambda value: isinstance(value, dict), table)
@@ -52,6 +58,7 @@ OPTIONAL_COUNT = whole(0, 2**16)  # 0 stands for none
 POSITIONS = whole(1, 2**32 - 1)  # the keys of a .gguf file are UINT32
 TRAINED = whole(2, 2**32 - 1)  # its logarithm is a divisor
 WINDOW = whole(0, 2**32 - 1)
+TOKENS = one_or_list(whole(0, 2**32 - 1))
 ROTARY_BASE, SHARE, FACTOR = number(1, 1e15), number(1e-6, 1), number(1e-6, 1e6)
 
 TABLES: Mapping[str, Mapping[str, Kind]] = {
@@ -74,6 +81,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "experts_per_token": OPTIONAL_COUNT,
         "sliding_window": WINDOW,
         "sliding_window_pattern": WINDOW,
+        **{f"{name}_token_id": TOKENS for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
         "rms_norm_eps": number(0, 1),
         "attn_logit_softcapping": FACTOR,
         "final_logit_softcapping": FACTOR,

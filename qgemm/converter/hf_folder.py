@@ -78,7 +78,7 @@ class _Model:
         self.layers = config.need("num_hidden_layers")
         if self.layers > len(source.weights):
             raise config.refusal("num_hidden_layers", self.layers, f"is more than the {len(source.weights)} tensors")
-        self.map = get_tensor_name_map(architecture.kind, 1)  # of layer 0; those of all layers cost milliseconds each
+        self.map = get_tensor_name_map(architecture.kind, 1)  # only layer 0: each layer's names cost 1 ms
 
     def weights(self) -> dict[str, Weight]:
         """All tensors by their new names: embedding and output first, then layer by layer."""

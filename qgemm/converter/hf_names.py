@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-NUMBER = "(0|[1-9][0-9]{0,4})"  # of a layer or an expert: without leading zeros, below 100,000
+NUMBER = "(0|[1-9][0-9]{0,4})"  # layer or expert number: no leading zeros, below 100,000
 EXPERT = re.compile(rf"\bexperts\.{NUMBER}\.")
 LAYER_NUMBER = re.compile(rf"\.{NUMBER}\.")
 WRAPPERS = (

@@ -41,7 +41,7 @@ OTHERS = (  # files of tokenizers that are not supported without one of the firs
 MAX_PADDING = 1 << 16  # largest number of rows without a token; a text and a type are written for each
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
 SPACE = "\u2581"  # SentencePiece's symbol for a space
-NUMBER = re.compile("[0-9]{1,9}")  # of an added token
+NUMBER = re.compile("[0-9]{1,9}")  # number of an added token
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTROL = re.compile(r"<\|.*\|>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
@@ -132,7 +132,7 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
 
 def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWriter) -> None:
     """Write the merges, the numbers of special tokens and the chat templates."""
-    for name, read in READ_AGAIN.items():  # SpecialVocab parses them itself
+    for name, read in READ_AGAIN.items():  # SpecialVocab parses these files itself, without limits
         path = os.path.join(folder, name)
         if os.path.isfile(path):
             read(path)
@@ -216,6 +216,8 @@ class _Json:
     def _merged(self) -> Iterator[str]:
         """The results of the merges."""
         merges = self.model.get("merges") or []
+        if isinstance(merges, list) and len({type(merge) for merge in merges}) > 1:
+            raise CheckpointError(f"{self.where}: merges: some are texts, others lists")
         for merge in merges if isinstance(merges, list) else [None]:
             pair = merge.split(" ") if isinstance(merge, str) else merge
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):

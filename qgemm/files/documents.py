@@ -93,7 +93,7 @@ def _depth(raw: bytes) -> int:
     marks = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, NOT_MARKS)
     codes = np.frombuffer(marks, np.uint8)
     outside = np.bitwise_xor.accumulate(codes == ord('"')) == 0
-    opening, closing = (np.isin(codes, list(pair)) & outside for pair in (b"[{", b"]}"))
+    opening, closing = (((codes == pair[0]) | (codes == pair[1])) & outside for pair in (b"[{", b"]}"))
     return int(np.cumsum(opening.astype(np.int32) - closing).max(initial=0))
 
 

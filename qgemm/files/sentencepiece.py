@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from math import isfinite
 from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
@@ -58,8 +59,8 @@ def _piece(data: bytes) -> SentencePiece:
             score = FLOAT.unpack(value)[0]
         elif field == 3 and isinstance(value, int):
             kind = value
-    if kind not in TYPES:
-        raise ValueError(kind)
+    if kind not in TYPES or not isfinite(score):
+        raise ValueError(kind, score)
     return SentencePiece(text, score, kind)
 
 

@@ -38,6 +38,7 @@ STATE = ".quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")
 ENDS = ("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 BLOCKSIZES = tuple(2**i for i in range(5, 13))  # those of the library
+LARGEST = float(np.finfo(np.float32).max)
 LONGEST_STATE = 4096  # bytes of JSON
 
 
@@ -119,8 +120,10 @@ class _Matrix:
         part = self.part(".absmax", ("U8" if nested else "F32", self.blocks))
         if not nested:
             return partial(part.file.read, part.entry)
-        size, offset = state.get("nested_blocksize"), state.get("nested_offset")
-        if type(size) is not int or not 0 < size < 2**31 or type(offset) not in (int, float):
+        size: Any = state.get("nested_blocksize")
+        offset: Any = state.get("nested_offset")
+        fits = type(offset) in (int, float) and abs(offset) <= LARGEST
+        if type(size) is not int or not 0 < size < 2**31 or not fits:
             values = f"nested_blocksize {shown(str(size))}, nested_offset {shown(str(offset))}"
             self.refuse(f"quant_state: {values} are not numbers of double quantization")
         outer = self.part(".nested_absmax", ("F32", -(-self.blocks // size)))
