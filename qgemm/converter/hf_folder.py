@@ -54,9 +54,8 @@ def to_gguf_model(source: Source, path: PathLike) -> Source:
     architecture = ARCHITECTURES.get(names[0])
     if architecture is None:
         rule = f"is not an architecture that becomes a .gguf model ({', '.join(ARCHITECTURES)})"
-        raise CheckpointError(
-            f"{where}: {shown(names[0])} {rule}; the .safetensors files in it convert under their own names"
-        )
+        rule += "; the .safetensors files in the folder convert under their own names"
+        raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
     check_config(where, values)
     config = Config(where, {**architecture.defaults, **values, **(values.get("text_config") or {})})
     model = _Model(source, config, architecture)
