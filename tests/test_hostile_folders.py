@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from files import safetensors
-from hf_folders import FOLDERS, YARN, D, E, folder, tensors_of
+from hf_folders import FOLDERS, YARN, D, E, X, folder, tensors_of
 
 import qgemm
 from qgemm.errors import CheckpointError
@@ -69,7 +69,10 @@ def test_one_module_parses_json_of_inputs():
     """qgemm/files/documents.py, whose checks thus hold for all JSON; the CUDA configs are files of the package."""
     parsers = {"load", "loads", "JSONDecoder", "raw_decode"}
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if "json" not in text:
+            continue
+        tree = ast.parse(text)
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} & parsers
         imports = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -198,6 +201,11 @@ def test_values_beyond_the_range_of_their_key(architecture, key, value, tmp_path
 def test_rotary_scaling_beyond_its_range(architecture, scaling, message, tmp_path):
     path = model(tmp_path / "m", architecture, rope_scaling=scaling)
     refused(path, rf"config\.json: rope_scaling: {message}")
+
+
+def test_more_experts_used_than_there_are(tmp_path):
+    path = model(tmp_path / "m", "Qwen3MoeForCausalLM", num_experts_per_tok=X + 1)
+    refused(path, r"config\.json: num_experts_per_tok: '4' is more than the 3 experts")
 
 
 # ---------------------------------------------------------------- tensors

@@ -96,8 +96,11 @@ def common_keys(config: Config, writer: GGUFWriter) -> None:
         writer.add_value_length(config.head_dim)
     experts = config.integer("num_local_experts", "num_experts")
     if experts:
+        used = config.need("num_experts_per_tok", "experts_per_token")
+        if used > experts:
+            raise config.refusal("num_experts_per_tok", used, f"is more than the {experts} experts")
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.need("num_experts_per_tok", "experts_per_token"))
+        writer.add_expert_used_count(used)
     rope_keys(config, writer)
 
 
