@@ -96,7 +96,8 @@ def compressed(
     size = k if group < 1 else group
     middle = 1 << bits - 1
     codes, zeros, s = grouped(rng, n, k, bits, k // size, scales, middle if symmetric else None)
-    s = np.broadcast_to(s[:1, :1], s.shape) if group == 0 else s
+    if group == 0:
+        zeros, s = (np.broadcast_to(values[:1, :1], values.shape) for values in (zeros, s))
     group_of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
     stored_scale = s[:1, 0] if group == 0 else s
     parts: dict[str, Any] = {"weight_scale": stored_scale}
@@ -105,7 +106,9 @@ def compressed(
     else:
         parts |= {"weight_packed": stream(codes, bits), "weight_shape": np.array([n, k])}
     if not symmetric:
-        parts["weight_zero_point"] = stream(zeros.T, bits).T if packed_zeros else (zeros - middle).astype(np.int8)
+        stored_zeros = (zeros[:1, 0] if group == 0 else zeros) - middle
+        packed = packed_zeros and group != 0
+        parts["weight_zero_point"] = stream(zeros.T, bits).T if packed else stored_zeros.astype(np.int8)
     if order:
         parts["weight_g_idx"] = group_of.astype(np.int32)
     strategy = {-1: "channel", 0: "tensor"}.get(group, "group")
@@ -153,12 +156,14 @@ def nvfp4(folder: Path, *, n: int = 8, k: int = 128, modelopt: bool = False, fac
     return E2M1[codes] * np.repeat(s, 16, axis=1)
 
 
-def mxfp4(folder: Path, *, n: int = 8, k: int = 64, seed: int = 0, change: dict | None = None) -> np.ndarray:
+def mxfp4(folder: Path, *, n: int = 8, k: int = 64, seed: int = 0, weights: dict | None = None,
+          change: dict | None = None) -> np.ndarray:  # fmt: skip
     """MXFP4 of compressed-tensors."""
     rng = np.random.default_rng(seed)
     codes, e = rng.integers(0, 16, (n, k)), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
-    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
-    write(folder, {"weight_packed": nibbles(codes), "weight_scale": e}, ct("mxfp4-pack-quantized", weights), change)
+    own = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    config = ct("mxfp4-pack-quantized", {**own, **(weights or {})})
+    write(folder, {"weight_packed": nibbles(codes), "weight_scale": e}, config, change)
     return E2M1[codes] * np.repeat(np.float32(2) ** (e.astype(np.float32) - 127), 32, axis=1)
 
 

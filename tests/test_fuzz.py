@@ -8,7 +8,7 @@ from random import Random
 import fuzz
 import numpy as np
 import pytest
-from fuzzing import inputs
+from fuzzing import folders, inputs
 from fuzzing.inputs import KINDS
 from fuzzing.reference import Unsure
 
@@ -116,3 +116,29 @@ def test_the_command(capsys, tmp_path, monkeypatch):
     assert fuzz.main() == 0
     assert (tmp_path / "split-0-3" / "escape.txt").exists()
     assert len(list((tmp_path / "split-0-3").glob("*.gguf"))) >= 2
+
+
+def test_folders_have_no_escapes(capsys, monkeypatch):
+    """Each of some hundred folders, of every architecture and method, in a process whose memory is limited."""
+    monkeypatch.setattr(fuzz.sys, "argv", ["fuzz.py", "--folders", "--every", "251", "--jobs", "1"])
+    monkeypatch.setattr(fuzz, "SECONDS", 60)
+    assert fuzz.main() == 0, capsys.readouterr().err
+    assert "0 escapes" in capsys.readouterr().out
+
+
+def test_escapes_of_folders_are_detected(tmp_path, monkeypatch):
+    """Another error, a warning, an exhausted memory and a message without a name are detected."""
+    case = folders.Case("LlamaForCausalLM", "config.json", ("rope_theta",), "1e308")
+    assert folders.execute(case, tmp_path, 60) == (False, "")
+
+    def convert(error):
+        def raising(path, output, kind, **options):
+            raise error(str(path))
+
+        return raising
+
+    for error in (ZeroDivisionError, RuntimeWarning, MemoryError):
+        monkeypatch.setattr(folders.qgemm, "convert", convert(error))
+        assert folders.execute(case, tmp_path, 60)[1].startswith(f"raises {error.__name__}")
+    monkeypatch.setattr(folders.qgemm, "convert", convert(CheckpointError))
+    assert folders.execute(case, tmp_path, 60)[1].startswith("message")

@@ -64,6 +64,12 @@ OPENED = {
     "ct: zeros missing":         (ct, {"weights": {"symmetric": False}}, "there is no weight_zero_point"),
     "ct: zeros of others":       (ct, {"symmetric": False, "change": {
                                   "weight_zero_point": np.zeros((16, 2), I32)}}, "weight_zero_point is I32"),
+    "ct: a zero of rows":        (ct, {"symmetric": False, "group": 0, "change": {
+                                  "weight_zero_point": np.zeros((16, 1), np.int8)}}, r"zero_point is I8 \[16, 1\]"),
+    "ct: a zero of 5 bits":      (ct, {"symmetric": False, "group": 0, "change": {
+                                  "weight_zero_point": np.full(1, 8, np.int8)}}, "weight_zero_point has 8 to 8 in 4"),
+    "ct: zeros where symmetric": (ct, {"change": {
+                                  "weight_zero_point": np.ones((16, 2), np.int8)}}, "symmetric by its config, but"),
     "ct: g_idx too large":       (ct, {"order": True, "change": {
                                   "weight_g_idx": np.full(64, 2, I32)}}, "weight_g_idx names groups 2"),
     "ct: g_idx of others":       (ct, {"order": True, "change": {
@@ -92,6 +98,9 @@ OPENED = {
     "modelopt: a group of 32":   (nvfp4, {"modelopt": True, "settings": {"group_size": 32}}, "as 'NVFP4'"),
     "modelopt: pre_quant_scale": (nvfp4, {"modelopt": True, "settings": {"pre_quant_scale": True}}, "pre_quant_scale"),
     "mxfp4: scales of others":   (mxfp4, {"change": {"weight_scale": np.ones((8, 3), U8)}}, "are not those of"),
+    "mxfp4: a global scale":     (mxfp4, {"change": {"weight_global_scale": np.ones(1, F32)}}, "which MXFP4 has not"),
+    "mxfp4: groups of 16":       (mxfp4, {"weights": {"group_size": 16}}, "groups of 16 by group, not of 32"),
+    "nvfp4: a scale of no axes": (nvfp4, {"change": {"weight_global_scale": F32(2)}}, "not one F32"),
     "gpt-oss: no scales":        (gpt_oss, {"change": {"_scales": None}}, "no scales are no MXFP4"),
     "gpt-oss: blocks of 8":      (gpt_oss, {"change": {"_blocks": np.ones((3, 8, 2, 8), U8)}}, "are no MXFP4"),
     "hqq: no zero":              (hqq, {"change": {"zero": None}}, "there is no zero"),
@@ -123,6 +132,9 @@ OPENED = {
     "bnb: state of another":     (bnb, {"state": {"quant_type": "fp4"}}, "quant_type 'fp4' is not nf4"),
     "bnb: state no JSON":        (bnb, {"change": {
                                   ".quant_state.bitsandbytes__nf4": np.frombuffer(b"{'", U8)}}, "quant_state: "),
+    "bnb: an offset of 1e308":   (bnb, {"state": {"nested_offset": 1e308}}, "nested_offset '1e.308' are not numbers"),
+    "bnb: an offset of NaN":     (bnb, {"state": {"nested_offset": float("nan")}}, "nested_offset 'nan' are not num"),
+    "bnb: a deep state":         (bnb, {"state": {"x": json.loads("[" * 64 + "]" * 64)}}, "nested 65 deep"),
     "bnb: state a list":         (bnb, {"change": {
                                   ".quant_state.bitsandbytes__nf4": np.frombuffer(b"[]", U8)}}, "is not a JSON object"),
 }  # fmt: skip
@@ -167,6 +179,17 @@ def test_refused_when_looked_up(name, tmp_path):
             model["layer.q_pro.weight"]
     if "NaN" not in name:
         qgemm.convert(tmp_path / "m", tmp_path / "y.gguf", "f32")
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "f32"])
+@pytest.mark.parametrize(("write", "name"), [(mxfp4, "weight_scale"), (gpt_oss, "_scales")])
+def test_exponents_of_nan_are_not_converted(write, name, kind, tmp_path):
+    """ggml reads the exponent 255 as a number, so that even a copy of the blocks would be of other weights."""
+    exponents = np.full((3, 8, 2) if write is gpt_oss else (8, 2), 127, U8)
+    exponents[..., 1, 1] = 255
+    write(tmp_path / "m", change={name: exponents})
+    with pytest.raises(CheckpointError, match=rf"tensor '{MODULE}.*': a scale is 255, which is no number"):
+        qgemm.convert(tmp_path / "m", tmp_path / "y.gguf", kind)
 
 
 def damaged(path: Path, how: str) -> bytes:

@@ -3,6 +3,7 @@
     make fuzz ARGS="--minutes 10"
     python tools/fuzz.py --count 100000 --kind npz --jobs 2
     python tools/fuzz.py --seed 1 --kind npz --case 4711      one execution and its verdict
+    python tools/fuzz.py --folders                            each value and tensor of small folders: fuzzing/folders.py
 
 An escape is any exception other than a QgemmError, any warning, a message that is not printable ASCII, a verdict or
 weights that differ from the reference, more than 50 ms, or more than 16 MiB beyond the input. docs/fuzzing.md lists the
@@ -31,6 +32,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+from fuzzing import folders
 from fuzzing.inputs import KINDS, Kind
 from fuzzing.reference import Files, Invalid, Unsure
 
@@ -247,7 +249,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first execution of each kind")
     parser.add_argument("--case", type=int, help="only this execution of one --kind; writes its files to --out")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="folder for files with escapes")
+    parser.add_argument("--folders", action="store_true", help="folders with one thing wrong, instead of drawn files")
+    parser.add_argument("--every", type=int, default=1, help="only each nth folder")
     args = parser.parse_args()
+    if args.folders:
+        with in_memory() as folder:
+            return folders.run(folder, args.every, args.jobs, SECONDS)
     if args.case is not None:
         return run_case(args)
     totals: Counter[str] = Counter()

@@ -27,9 +27,10 @@ from .hyperparameters import (
     phi3_keys,
     qwen3moe_keys,
 )
-from .weight import Weight, weight_from_numbers
+from .weight import Weight, numbers_of, weight_from_numbers
 from .weight_views import reorder_rows, transpose_matrices
 
+Refusal = Callable[[str, str], CheckpointError]  # (tensor name, rule) -> the error
 Shapes = Mapping[str, str]  # name in a .gguf file -> shape in letters; names of layers omit "blk.N."
 
 ENDS: Shapes = {"token_embd.weight": "V E", "output_norm.weight": "E"}
@@ -56,7 +57,8 @@ class Architecture(NamedTuple):
     norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
     factors: kind of rotary scaling -> the tensors that it adds.
     space: whether text gets a leading space before tokenization, None if the tokenizer decides.
-    split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names.
+    split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names; tensors that do
+    not fit are refused.
     """
 
     kind: MODEL_ARCH
@@ -66,7 +68,7 @@ class Architecture(NamedTuple):
     norms_plus_one: bool = False
     defaults: Mapping[str, Any] = {}
     factors: Mapping[str, Callable[[Config], dict[str, Floats]]] = {}
-    split: Callable[[Weight], list[Weight]] = lambda weight: [weight]
+    split: Callable[[Weight, Refusal], list[Weight]] = lambda weight, refusal: [weight]
     space: bool | None = None
 
     def shapes(self, experts: bool) -> Shapes:
@@ -76,21 +78,22 @@ class Architecture(NamedTuple):
         return {**self.layer, **(EXPERTS if experts else DENSE)}
 
 
-def _qwen_experts(weight: Weight) -> list[Weight]:
+def _qwen_experts(weight: Weight, refusal: Refusal) -> list[Weight]:
     """Split gate and up projections of all experts, [X, 2 M, E] with gates first; down projections are [X, E, M]."""
     stem = weight.name.removesuffix(".weight")
     if stem.endswith("experts.down_proj"):
         return [renamed_to(weight, f"{stem}.weight")]
-    if not stem.endswith("experts.gate_up_proj") or len(weight.shape) != 3:
+    if not stem.endswith("experts.gate_up_proj"):
         return [weight]
-    stem, rows = stem.removesuffix("gate_up_proj"), _even(weight, weight.shape[1])
+    _check_axes(weight, 3, refusal)
+    rows, stem = _even(weight, weight.shape[1], refusal), stem.removesuffix("gate_up_proj")
     return [
         renamed_to(reorder_rows(weight, np.arange(start, start + rows // 2), rows), f"{stem}{part}_proj.weight")
         for part, start in (("gate", 0), ("up", rows // 2))
     ]
 
 
-def _gpt_oss(weight: Weight) -> list[Weight]:
+def _gpt_oss(weight: Weight, refusal: Refusal) -> list[Weight]:
     """Split gate and up projections whose rows alternate, [X, 2 M, E]; all but MXFP4 are stored transposed."""
     name = weight.name
     if name.endswith(".sinks"):
@@ -98,17 +101,18 @@ def _gpt_oss(weight: Weight) -> list[Weight]:
     if name.endswith("experts.down_proj_bias"):
         return [renamed_to(weight, name.replace("_bias", ".bias"))]
     if name.endswith("experts.gate_up_proj_bias"):
-        stem, values = name.removesuffix("gate_up_proj_bias"), weight.values
-        assert values is not None, "integers are no biases"
-        both = values(0, weight.size).reshape(-1, _even(weight, weight.shape[-1]))
+        _check_axes(weight, 2, refusal)
+        columns, stem = _even(weight, weight.shape[1], refusal), name.removesuffix("gate_up_proj_bias")
+        both = numbers_of(weight)(0, weight.size).reshape(-1, columns)
         return [weight_from_numbers(f"{stem}{part}_proj.bias", both[:, i::2]) for i, part in enumerate(("gate", "up"))]
     if not name.endswith(("experts.down_proj", "experts.gate_up_proj")):
         return [weight]
+    _check_axes(weight, 3, refusal)
     matrix = weight if weight.quantized else transpose_matrices(weight)
     if name.endswith("down_proj"):
         return [renamed_to(matrix, f"{name}.weight")]
     stem = name.removesuffix("gate_up_proj")
-    _even(weight, matrix.shape[1])
+    _even(weight, matrix.shape[1], refusal)
     return [
         renamed_to(reorder_rows(matrix, np.array([i]), 2), f"{stem}{part}_proj.weight")
         for i, part in enumerate(("gate", "up"))
@@ -120,9 +124,14 @@ def renamed_to(weight: Weight, name: str) -> Weight:
     return replace(weight, name=name)
 
 
-def _even(weight: Weight, rows: int) -> int:
+def _check_axes(weight: Weight, axes: int, refusal: Refusal) -> None:
+    if len(weight.shape) != axes:
+        raise refusal(weight.name, f"has shape {weight.shape}, where {axes} axes are needed")
+
+
+def _even(weight: Weight, rows: int, refusal: Refusal) -> int:
     if rows % 2:
-        raise CheckpointError(f"tensor {weight.name}: {rows} rows are no gates and as many ups")
+        raise refusal(weight.name, f"{rows} rows are no gates and as many ups")
     return rows
 
 

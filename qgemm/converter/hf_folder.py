@@ -7,7 +7,7 @@ contradicts the config is refused by name. A folder whose config names no archit
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,8 @@ from qgemm.formats import FORMATS
 
 from .architectures import ARCHITECTURES, ENDS, Architecture, letters
 from .checkpoints.configs import MODEL
-from .hf_names import EXPERT, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
+from .config_keys import check_config
+from .hf_names import EXPERT, LAYER_NUMBER, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
 from .hyperparameters import Config, rope_kind
 from .mixture import LAYER
 from .rules import keep_rule
@@ -32,6 +33,7 @@ from .weight_views import add_one, reorder_rows, stack_matrices
 
 ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 F32 = FORMATS["f32"]
+LAYER_0 = "blk.0."
 
 
 def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
@@ -46,18 +48,18 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     if not os.path.exists(config_path):
         return source
     values = json_object(config_path)
-    names = values.get("architectures")
-    if not isinstance(names, list) or not names:
-        return source
     where = shown_path(config_path)
-    architecture = ARCHITECTURES.get(str(names[0]))
+    names = values.get("architectures")
+    if not names:
+        return source
+    check_config(where, {"architectures": names})
+    architecture = ARCHITECTURES.get(names[0])
     if architecture is None:
         rule = f"is not an architecture that becomes a .gguf model ({', '.join(ARCHITECTURES)})"
-        raise CheckpointError(
-            f"{where}: {shown(str(names[0]))} {rule}; the .safetensors files in it convert under their own names"
-        )
-    text = values.get("text_config")
-    config = Config(where, {**architecture.defaults, **values, **(text if isinstance(text, dict) else {})})
+        rule += "; the .safetensors files in the folder convert under their own names"
+        raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
+    check_config(where, values)
+    config = Config(where, {**architecture.defaults, **values, **(values.get("text_config") or {})})
     model = _Model(source, config, architecture, tied)
     weights = model.weights()
     writer = GGUFWriter(None, MODEL_ARCH_NAMES[architecture.kind])
@@ -78,7 +80,7 @@ class _Model:
         self.layers = config.need("num_hidden_layers")
         if self.layers > len(source.weights):
             raise config.refusal("num_hidden_layers", self.layers, f"is more than the {len(source.weights)} tensors")
-        self.map = get_tensor_name_map(architecture.kind, self.layers)
+        self.map = get_tensor_name_map(architecture.kind, 1)  # only layer 0: each layer's names cost 1 ms
 
     def weights(self) -> dict[str, Weight]:
         """All tensors by their new names: embedding and output first, then layer by layer."""
@@ -86,7 +88,10 @@ class _Model:
         for weight in self.source.weights.values():
             if LEFT_OUT.search(weight.name):
                 continue
-            for part in self.architecture.split(weight):
+            if weight.values is None or 0 in weight.shape:
+                rule = "is empty" if 0 in weight.shape else "holds integers, where a model has weights"
+                raise self._refusal(weight.name, f"{rule}: {weight.type} {list(weight.shape)}")
+            for part in self.architecture.split(weight, self._refusal):
                 new = self._name(part.name)
                 number = EXPERT.search(part.name)
                 experts = by_name.setdefault(new, {})
@@ -95,16 +100,20 @@ class _Model:
         if self.config.value("tie_word_embeddings") is True:
             by_name.pop(OUTPUT, None)
         weights = {new: self._filled(new, experts) for new, experts in by_name.items()}
+        self._check_shapes(weights)
         for name, factors in self._factors().items():
             weights[name] = weight_from_numbers(name, factors)
-        self._check_shapes(weights)
         return {name: weights[name] for name in sorted(weights, key=_layer)}
 
     def _name(self, old: str) -> str:
         for name in spellings(old):
+            layer = LAYER_NUMBER.search(name)
+            if layer is not None and int(layer[1]) >= self.layers:
+                continue
+            name = name if layer is None else f"{name[: layer.start(1)]}0{name[layer.end(1) :]}"
             new: str | None = self.map.get_name(name, try_suffixes=(".weight", ".bias"))
-            if new is not None:
-                return new
+            if new is not None and (layer is not None) == new.startswith(LAYER_0):
+                return new if layer is None else f"blk.{layer[1]}.{new.removeprefix(LAYER_0)}"
         raise self._refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
 
     def _filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
@@ -148,17 +157,20 @@ class _Model:
         if OUTPUT not in weights and not (tied or self.tied):
             rule = "is missing, and tie_word_embeddings of the config is not true"
             raise self._refusal("lm_head.weight", f"{rule}; --tied makes the token embedding the output matrix")
-        expected = {**ENDS, **({OUTPUT: "V E"} if OUTPUT in weights else {})}
-        for layer in range(self.layers):
-            stem = f"blk.{layer}."
-            shapes = self.architecture.shapes(experts=f"{stem}ffn_gate_inp.weight" in weights)
-            expected |= {stem + name: shape for name, shape in shapes.items()}
-        for name, shape_letters in expected.items():
+        for name, shape_letters in self._expected(weights):
             shape = tuple(sizes[letter] for letter in shape_letters.split())
             if name not in weights:
                 raise self._refusal(name, "is missing")
             if weights[name].shape != shape:
                 raise self._refusal(name, f"has shape {weights[name].shape}, {shape} by the config")
+
+    def _expected(self, weights: Mapping[str, Weight]) -> Iterator[tuple[str, str]]:
+        """The tensors of the model, each with its shape in letters."""
+        yield from {**ENDS, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
+        for layer in range(self.layers):
+            stem = f"blk.{layer}."
+            shapes = self.architecture.shapes(experts=f"{stem}ffn_gate_inp.weight" in weights)
+            yield from ((stem + name, shape) for name, shape in shapes.items())
 
     def _refusal(self, name: str, rule: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: tensor {shown(name)}: {rule}")

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from qgemm.text import names_in_short
 
-EXPERT = re.compile(r"\bexperts\.(\d+)\.")
+NUMBER = "(0|[1-9][0-9]{0,4})"  # layer or expert number: no leading zeros, below 100,000
+EXPERT = re.compile(rf"\bexperts\.{NUMBER}\.")
+LAYER_NUMBER = re.compile(rf"\.{NUMBER}\.")
 WRAPPERS = (
     "model.language_model.",
     "language_model.model.",

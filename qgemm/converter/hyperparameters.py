@@ -5,9 +5,9 @@ A setting that changes inference and is not supported is refused by its name, ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite, log, pi, sqrt
+from math import log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,10 @@ from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
 
-MAX_COUNT = (1 << 32) - 1  # the keys are UINT32
-
 
 @dataclass(frozen=True)
 class Config:
-    """An object of a config file, whose values are checked on access; `where` names it in errors."""
+    """An object of a config file, whose values were checked by `check_config`; `where` names it in errors."""
 
     where: str
     values: Mapping[str, Any]
@@ -34,43 +32,32 @@ class Config:
 
     def integer(self, *names: str) -> int | None:
         """A count, None where absent."""
-        value = self.value(*names)
-        if value is not None and (type(value) is not int or not 0 <= value <= MAX_COUNT):
-            raise self.refusal(names[0], value, "is no count")
-        return value
+        count: int | None = self.value(*names)
+        return count
 
     def need(self, *names: str) -> int:
         """A positive count that must be present."""
-        value = self.integer(*names)
-        if not value:
-            raise self.refusal(names[0], value, "is needed")
-        return value
+        count = self.integer(*names)
+        if not count:
+            raise self.refusal(names[0], count, "is needed")
+        return count
 
     def number(self, *names: str) -> float | None:
         """A finite number, None where absent."""
         value = self.value(*names)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not isfinite(value):
-            raise self.refusal(names[0], value, "is no number")
-        return float(value)
+        return None if value is None else float(value)
 
-    def numbers(self, name: str) -> Floats:
-        """A list of finite numbers as float32, [n]."""
-        value = self.values.get(name)
-        if not isinstance(value, Sequence) or not all(type(number) in (int, float) for number in value):
-            raise self.refusal(name, value, "is no list of numbers")
-        array = np.array(value, np.float32)
-        if array.ndim != 1 or not np.isfinite(array).all():
-            raise self.refusal(name, value, "is no list of finite numbers")
-        return array
+    def need_number(self, name: str) -> float:
+        """A finite number that must be present."""
+        value = self.number(name)
+        if value is None:
+            raise self.refusal(name, value, "is needed")
+        return value
 
     def section(self, *names: str) -> Config:
         """An object within this one, empty where absent."""
-        value = self.value(*names)
-        if value is not None and not isinstance(value, dict):
-            raise self.refusal(names[0], value, "is no object")
-        return Config(f"{self.where}: {names[0]}", value or {})
+        name = next((name for name in names if self.values.get(name) is not None), names[0])
+        return Config(f"{self.where}: {name}", self.values.get(name) or {})
 
     def refusal(self, name: str, value: Any, rule: str) -> CheckpointError:
         """The error for a value."""
@@ -103,17 +90,17 @@ def common_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_feed_forward_length(config.need("intermediate_size"))
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.integer("num_key_value_heads") or heads)
-    epsilon = config.number("rms_norm_eps")
-    if epsilon is None:
-        raise config.refusal("rms_norm_eps", epsilon, "is needed")
-    writer.add_layer_norm_rms_eps(epsilon)
+    writer.add_layer_norm_rms_eps(config.need_number("rms_norm_eps"))
     if config.integer("head_dim"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     experts = config.integer("num_local_experts", "num_experts")
     if experts:
+        used = config.need("num_experts_per_tok", "experts_per_token")
+        if used > experts:
+            raise config.refusal("num_experts_per_tok", used, f"is more than the {experts} experts")
         writer.add_expert_count(experts)
-        writer.add_expert_used_count(config.need("num_experts_per_tok", "experts_per_token"))
+        writer.add_expert_used_count(used)
     rope_keys(config, writer)
 
 
@@ -128,10 +115,10 @@ def rope_keys(config: Config, writer: GGUFWriter) -> None:
     kind = rope_kind(rope)
     if kind == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(_needed(rope, "factor"))
+        writer.add_rope_scaling_factor(rope.need_number("factor"))
     elif kind == "yarn":
         writer.add_rope_scaling_type(RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(_needed(rope, "factor"))
+        writer.add_rope_scaling_factor(rope.need_number("factor"))
         writer.add_rope_scaling_orig_ctx_len(rope.need("original_max_position_embeddings"))
         for name, add in (
             ("extrapolation_factor", writer.add_rope_scaling_yarn_ext_factor),
@@ -160,30 +147,40 @@ def llama3_factors(config: Config) -> dict[str, Floats]:
     """
     rope, dim = config.rope, config.head_dim
     base = rope.number("rope_theta") or config.number("rope_theta") or 10000.0
-    factor, low, high = (_needed(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    factor, low, high = (rope.need_number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = rope.integer("original_max_position_embeddings") or 8192
     wavelengths = 2 * pi * base ** (np.arange(0, dim, 2) / dim)
-    with np.errstate(all="ignore"):  # factors that are not finite are refused below
-        smooth = np.clip((trained / wavelengths - low) / (high - low), 0, 1)
-        factors: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
-    if not np.isfinite(factors).all():
-        raise rope.refusal("factor", factor, "gives no finite factors")
+    if high <= low:
+        raise rope.refusal("high_freq_factor", high, f"is not above the low_freq_factor, {low}")
+    smooth = np.clip((trained / wavelengths - low) / (high - low), 0, 1)
+    factors: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
     return {"rope_freqs.weight": factors.astype(np.float32)}
 
 
 def longrope_factors(config: Config) -> dict[str, Floats]:
     """The factors of short and of long contexts, [rotated dimensions / 2] each, by tensor name."""
-    return {f"rope_factors_{length}.weight": config.rope.numbers(f"{length}_factor") for length in ("long", "short")}
+    rope, count = config.rope, _rotated_dimensions(config) // 2
+    factors: dict[str, Floats] = {}
+    for key in ("long_factor", "short_factor"):
+        numbers = rope.value(key) or []
+        if len(numbers) != count:
+            raise rope.refusal(key, numbers, f"has {len(numbers)} numbers, {count} are needed")
+        factors[f"rope_factors_{key.removesuffix('_factor')}.weight"] = np.array(numbers, np.float32)
+    return factors
+
+
+def _rotated_dimensions(config: Config) -> int:
+    """The dimensions of a head of phi3 that are rotated."""
+    share = config.number("partial_rotary_factor") or config.rope.number("partial_rotary_factor") or 1.0
+    return int(share * config.need("hidden_size")) // config.need("num_attention_heads")
 
 
 def phi3_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of phi3, whose long context has factors of its own."""
     context, rope = config.need("max_position_embeddings"), config.rope
     trained = config.integer("original_max_position_embeddings") or rope.integer("original_max_position_embeddings")
-    part = config.number("partial_rotary_factor") or rope.number("partial_rotary_factor") or 1.0
-    heads = config.need("num_attention_heads")
     common_keys(config, writer)
-    writer.add_rope_dimension_count(int(part * config.need("hidden_size")) // heads)
+    writer.add_rope_dimension_count(_rotated_dimensions(config))
     writer.add_rope_scaling_orig_ctx_len(trained or context)
     writer.add_sliding_window(config.integer("sliding_window") or 0)  # llama.cpp recognizes phi 4 by the 0
     if rope_kind(rope) == "longrope":
@@ -221,10 +218,3 @@ def gpt_oss_keys(config: Config, writer: GGUFWriter) -> None:
     common_keys(config, writer)
     writer.add_sliding_window(config.need("sliding_window"))
     writer.add_expert_feed_forward_length(config.need("intermediate_size"))
-
-
-def _needed(config: Config, name: str) -> float:
-    value = config.number(name)
-    if value is None:
-        raise config.refusal(name, value, "is needed")
-    return value

@@ -72,7 +72,7 @@ KINDS = (
     ("gate", r"ffn_gate"),
     ("down", r"ffn_down"),
 )
-LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 GLM5, BAILING3 = "glm5-next", "bailingmoe3"  # architectures
 Q8_0_OF_GLM5 = re.compile(r"attn_q_[ab]|nextn\.eh_proj")  # tensors that are always q8_0
 

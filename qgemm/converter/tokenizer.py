@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gguf import GGUFWriter, Keys, SpecialVocab, TokenType
 
 from qgemm.errors import CheckpointError
-from qgemm.files.documents import json_object
+from qgemm.files.documents import json_object, text_file
 from qgemm.files.paths import shown, shown_path
 from qgemm.files.sentencepiece import read_sentencepiece
+
+from .chat_templates import DEFAULT, TEMPLATE, TEMPLATE_JSON, chat_templates
+from .checkpoints.configs import MODEL
 
 SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
     "tokenizer.model",
@@ -28,11 +31,17 @@ SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
     "tokenizer_config.json",
     "added_tokens.json",
 )
+READ_AGAIN: Mapping[str, Callable[[str], object]] = {
+    TOKENIZER: json_object, CONFIG: json_object, MODEL: json_object, TEMPLATE_JSON: json_object,
+    TEMPLATE: text_file, "merges.txt": text_file,
+}  # fmt: skip
 OTHERS = (  # files of tokenizers that are not supported without one of the first two
     "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model",
 )  # fmt: skip
+MAX_PADDING = 1 << 16  # largest number of rows without a token; a text and a type are written for each
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
 SPACE = "\u2581"  # SentencePiece's symbol for a space
+NUMBER = re.compile("[0-9]{1,9}")  # number of an added token
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 CONTROL = re.compile(r"<\|.*\|>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
@@ -71,7 +80,7 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
 
     space: whether text gets a leading space where pieces are merged by scores, if the folder does not say.
 
-    CheckpointError for a tokenizer of another kind, or one with more tokens than rows.
+    CheckpointError for a tokenizer of another kind, or one with more tokens than rows, or far fewer.
     """
     model, tokenizer = os.path.join(folder, SENTENCEPIECE), os.path.join(folder, TOKENIZER)
     document = json_object(tokenizer) if os.path.exists(tokenizer) else {}
@@ -100,6 +109,9 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
             vocabulary[number] = token
     if vocabulary and max(vocabulary) >= rows:
         raise CheckpointError(f"{where}: token {max(vocabulary)} is beyond the {rows} rows of the embedding")
+    if rows - len(vocabulary) > MAX_PADDING:
+        rule = f"has {len(vocabulary)} tokens, which are too few for the {rows} rows of the embedding"
+        raise CheckpointError(f"{where}: {rule}")
     tokens = [vocabulary.get(i) or Token(f"[PAD{i}]", PADDING_SCORE, TokenType.UNUSED) for i in range(rows)]
     writer.add_tokenizer_model(kind)
     writer.add_tokenizer_pre(pre)
@@ -119,11 +131,24 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
 
 
 def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWriter) -> None:
-    """Write the merges, the numbers of special tokens and the chat template."""
+    """Write the merges, the numbers of special tokens and the chat templates."""
+    for name, read in READ_AGAIN.items():  # SpecialVocab parses these files itself, without limits
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            read(path)
     try:
-        SpecialVocab(Path(folder), load_merges=merges, n_vocab=rows).add_to_gguf(writer, quiet=True)
+        special = SpecialVocab(Path(folder), load_merges=merges, n_vocab=rows)
+        special.chat_template = None
+        special.add_to_gguf(writer, quiet=True)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{where}: special tokens are not read: {error!r}") from None
+        raise CheckpointError(f"{where}: special tokens are not read: {shown(repr(error))}") from None
+    templates = chat_templates(folder)
+    if DEFAULT in templates:
+        writer.add_chat_template(templates.pop(DEFAULT))
+    if templates:
+        writer.add_array(Keys.Tokenizer.CHAT_TEMPLATES, list(templates))
+    for name, template in templates.items():
+        writer.add_string(Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=name), template)
 
 
 def _added(folder: str, where: str, document: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
@@ -146,7 +171,7 @@ def _added(folder: str, where: str, document: Mapping[str, Any]) -> Iterator[tup
 
 def _added_token(where: str, number: Any, entry: Any) -> tuple[int, Token]:
     text = entry.get("content") if isinstance(entry, dict) else None
-    number = int(number) if isinstance(number, str) and number.isdecimal() else number
+    number = int(number) if isinstance(number, str) and NUMBER.fullmatch(number) else number
     if not isinstance(text, str) or type(number) is not int or number < 0:
         raise CheckpointError(f"{where}: an added token is {shown(str(entry))}, not a text with a number")
     if entry.get("special") or CONTROL.fullmatch(text):
@@ -169,6 +194,7 @@ class _Json:
             raise CheckpointError(f"{where}: vocab: not all numbers of tokens are counts")
         self.vocabulary: Mapping[str, int] = vocabulary
         self.bytes_fall_back = bool(self.model.get("byte_fallback"))
+        self.merged = list(self._merged())
 
     def plain(self) -> dict[int, Token]:
         """The tokens by their numbers, without scores."""
@@ -176,7 +202,7 @@ class _Json:
 
     def by_merges(self) -> dict[int, Token]:
         """The tokens with scores that make llama.cpp merge in the order of this tokenizer's list of merges."""
-        score = {merged: -float(rank) for rank, merged in reversed(list(enumerate(self._merged())))}
+        score = {merged: -float(rank) for rank, merged in reversed(list(enumerate(self.merged)))}
         lowest = -float(len(score))
         unknown = self.model.get("unk_token")
         tokens = {}
@@ -188,7 +214,10 @@ class _Json:
         return tokens
 
     def _merged(self) -> Iterator[str]:
+        """The results of the merges."""
         merges = self.model.get("merges") or []
+        if isinstance(merges, list) and len({type(merge) for merge in merges}) > 1:
+            raise CheckpointError(f"{self.where}: merges: some are texts, others lists")
         for merge in merges if isinstance(merges, list) else [None]:
             pair = merge.split(" ") if isinstance(merge, str) else merge
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
+from qgemm.errors import CheckpointError
 from qgemm.files.gguf.layout import MAX_DIMS
+from qgemm.files.paths import shown
 from qgemm.formats import FORMATS
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
@@ -162,6 +164,14 @@ def weight_from_numbers(name: str, numbers: Floats) -> Weight:
     """A Weight of numbers in memory, float32 of any shape that a .gguf file holds."""
     values = np.ascontiguousarray(numbers, np.float32)
     return weight_from_tensor(Tensor(PLAIN, values.shape, values, name))
+
+
+def numbers_of(weight: Weight) -> Callable[[int, int], Floats]:
+    """The reader of a weight's numbers; CheckpointError if it holds integers or has no decoder."""
+    if weight.values is None:
+        rule = f"is {weight.type}, which has no decoder" if weight.quantized else f"holds integers ({weight.type})"
+        raise CheckpointError(f"tensor {shown(weight.name)}: {rule}")
+    return weight.values
 
 
 def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:

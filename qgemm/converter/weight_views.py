@@ -14,7 +14,7 @@ from qgemm.codec.format import Blocks
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
-from .weight import GROUP, Codes, Groups, Weight, weight_from_tensor
+from .weight import GROUP, Codes, Groups, Weight, numbers_of, weight_from_tensor
 
 Read = Callable[[int, int], list[NDArray[Any]]]  # (start, stop) in units of weights -> arrays [stop - start, ...]
 View = Callable[[Sequence[Read], int], Read]  # (readers of the sources, weights per unit) -> reader of the result
@@ -48,8 +48,7 @@ def reorder_rows(weight: Weight, order: NDArray[np.intp], batch: int = 0) -> Wei
 def transpose_matrices(weight: Weight) -> Weight:
     """W [..., N, K] of W [..., K, N]; each matrix is read whole."""
     *leading, k, n = weight.shape
-    values = weight.values
-    assert values is not None, "integers are no matrices"
+    values = numbers_of(weight)
 
     def read(start: int, stop: int) -> Floats:
         return np.ascontiguousarray(values(start, stop).reshape(-1, k, n).swapaxes(1, 2)).reshape(-1)
@@ -80,8 +79,7 @@ def stack_matrices(name: str, weights: Sequence[Weight]) -> Weight:
 
 def add_one(weight: Weight) -> Weight:
     """The numbers plus one, in float32."""
-    values = weight.values
-    assert values is not None, "integers are no norms"
+    values = numbers_of(weight)
 
     def read(start: int, stop: int) -> Floats:
         return values(start, stop) + np.float32(1)

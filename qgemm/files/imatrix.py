@@ -23,6 +23,7 @@ from qgemm.errors import CheckpointError
 from qgemm.files.gguf.layout import MAGIC
 from qgemm.files.gguf.reader import open as open_gguf
 
+from .kinds import LONGEST, hint
 from .paths import PathLike, RegularFile, path_string, shown, shown_path
 
 SUMS, COUNTS = ".in_sum2", ".counts"
@@ -150,7 +151,8 @@ def _read_legacy(file: RegularFile) -> tuple[dict[str, Importance], Origin]:
         """Move past `size` bytes, which must exist; returns their offset."""
         nonlocal position
         if not 0 <= size <= file.size - position:
-            raise CheckpointError(f"{where}: is no importance matrix: {size} bytes needed at {position} of {file.size}")
+            rule = f"is no importance matrix: {size} bytes needed at {position} of {file.size}"
+            raise CheckpointError(f"{where}: {rule}{hint(file.read(0, min(file.size, LONGEST)).tobytes())}")
         position += size
         return position - size
 

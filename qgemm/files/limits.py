@@ -9,6 +9,7 @@ from __future__ import annotations
 
 FREE_NAMES = 4096
 BYTES_PER_NAME = 4096  # size of the file per further name
+MAX_EMPTY = 256  # tensors without data in one file: a few are markers, thousands are a checkpoint that lost its weights
 FREE_TEXT = 1 << 20  # bytes of a config or an index
 FREE_HEADER = 2 << 20  # bytes of a header, most of which may be notes about training
 DATA_PER_BYTE = 64  # bytes of weights per further byte of text

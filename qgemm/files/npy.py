@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from qgemm.errors import CheckpointError
 
+from .kinds import hint
 from .paths import RegularFile, shown, shown_path
 
 MAGIC = b"\x93NUMPY"
@@ -78,7 +79,8 @@ def npy_header(prefix: str, head: bytes, size: int) -> NpyHeader:
     """The header of an array of `size` bytes, from its first HEAD; `prefix` is the prefix of errors."""
     version = head[len(MAGIC) : len(MAGIC) + 2]
     if not head.startswith(MAGIC) or version not in LENGTHS:
-        raise CheckpointError(f"{prefix}: is not a .npy file of version 1 to 3: it starts with {shown(head[:8])}")
+        rule = f"is not a .npy file of version 1 to 3: it starts with {shown(head[:8])}{hint(head, MAGIC)}"
+        raise CheckpointError(f"{prefix}: {rule}")
     start = len(MAGIC) + 2 + LENGTHS[version]
     length = int.from_bytes(head[start - LENGTHS[version] : start], "little")
     if length > MAX_HEADER:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from qgemm.errors import CheckpointError
 
+from .kinds import LONGEST, SAFETENSORS, hint
 from .limits import FREE_HEADER, longest_text, most_names
 from .paths import PathLike, RegularFile, path_string, shown, shown_path
 from .safetensors_header import METADATA, Described, parse_header
@@ -93,11 +94,13 @@ class SafetensorsFile:
 
     def _header(self) -> tuple[dict[str, Entry], dict[str, str]]:
         left = self.file.size - SIZE.size
+        start = self.file.read(0, min(self.file.size, LONGEST)).tobytes()
         if left < 2:
-            raise self._refusal(f"not a safetensors file: it has {self.file.size} bytes")
-        size = SIZE.unpack(self.file.read(0, SIZE.size).tobytes())[0]
+            raise self._refusal(f"not a safetensors file: it has {self.file.size} bytes{hint(start, SAFETENSORS)}")
+        size = SIZE.unpack_from(start)[0]
         if size > (limit := min(left, MAX_HEADER, longest_text(FREE_HEADER, left - min(size, left)))):
-            raise self._refusal(f"header: {size} bytes are more than a file of {self.file.size} can have: {limit}")
+            rule = f"{size} bytes are more than a file of {self.file.size} can have: {limit}"
+            raise self._refusal(f"header: {rule}{hint(start, SAFETENSORS)}")
         raw = self.file.read(SIZE.size, size).tobytes()
         described, metadata = parse_header(raw, most_names(self.file.size), self._refusal)
         entries = {name: self._entry(name, fields, SIZE.size + size) for name, fields in described.items()}

@@ -8,13 +8,14 @@ the description of a tensor, and nothing else is turned into objects.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
 
+from .documents import parse_string
+from .limits import MAX_EMPTY
 from .paths import shown
 
 METADATA = "__metadata__"
@@ -35,7 +36,6 @@ PLAIN = _pattern(rb'"([^"\\\x00-\x1f\x80-\xff]*)"~')  # a string without escapes
 FIELD = rb'"(dtype|shape|data_offsets)"~:~("[^"\\\x00-\x1f]{0,20}"|\[[^][{}":]{0,%d}\])' % MAX_LIST_BYTES
 TENSOR = _pattern(rb"{~FIELD~,~FIELD~,~FIELD~}~".replace(b"FIELD", FIELD))
 NUMBERS = _pattern(rb"\[~(?:NUMBER(?:,~NUMBER)*)?\]".replace(b"NUMBER", rb"(?:0|[1-9][0-9]{0,18})~"))
-STRING = json.JSONDecoder()
 
 
 class Described(NamedTuple):
@@ -55,13 +55,17 @@ def parse_header(
         raise refusal(f"header: is not a JSON object: it starts with {shown(raw[:4])}")
     tensors: dict[str, Described] = {}
     metadata: dict[str, str] | None = None
+    empty = 0
     for name in walk.names():
         if name == METADATA and metadata is None:
             metadata = walk.strings()
         elif name in tensors or name == METADATA:
             raise refusal("header: a name comes twice")
         else:
-            tensors[name] = walk.tensor(name)
+            tensors[name] = described = walk.tensor(name)
+            empty += 0 in described.shape
+            if empty > MAX_EMPTY:
+                raise refusal(f"header: lists more than {MAX_EMPTY} tensors without data, {shown(name)} is one")
     if walk.position != len(raw):
         raise refusal(f"header: has {shown(raw[walk.position :])} behind its end")
     return tensors, metadata or {}
@@ -116,10 +120,7 @@ class _Walk:
         if self.raw[start : start + 1] != b'"':
             self.take(b'"')
         try:
-            end = STRING.raw_decode(self.text, start)[1]
-            text = self.raw[start:end].decode("utf-8")
-            text = str(json.loads(text)) if "\\" in text else text[1:-1]
-            text.encode("utf-8")
+            text, end = parse_string(self.raw, self.text, start)
         except ValueError as error:
             raise self.refusal(f"header: a string at byte {start} is not one of UTF-8: {error}") from None
         self.position = end

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from math import isfinite
 from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
 
+from .kinds import hint
 from .paths import RegularFile, shown_path
 
 FLOAT = struct.Struct("<f")
@@ -44,7 +46,7 @@ def read_sentencepiece(path: str) -> list[SentencePiece]:
     except (ValueError, struct.error):
         pieces = []
     if not pieces:
-        raise CheckpointError(f"{shown_path(path)}: is no SentencePiece model")
+        raise CheckpointError(f"{shown_path(path)}: is no SentencePiece model{hint(data)}")
     return pieces
 
 
@@ -57,8 +59,8 @@ def _piece(data: bytes) -> SentencePiece:
             score = FLOAT.unpack(value)[0]
         elif field == 3 and isinstance(value, int):
             kind = value
-    if kind not in TYPES:
-        raise ValueError(kind)
+    if kind not in TYPES or not isfinite(score):
+        raise ValueError(kind, score)
     return SentencePiece(text, score, kind)
 
 

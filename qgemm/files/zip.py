@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
 
+from .kinds import LONGEST, hint
 from .limits import most_names
 from .paths import RegularFile, shown, shown_path
 
@@ -104,7 +105,8 @@ def _directory(file: RegularFile) -> tuple[int, int, bytes]:
         if len(raw) - position >= END.size and position + END.size + END.unpack_from(raw, position)[-1] == len(raw):
             break
     else:
-        raise _refusal(file, "is no zip archive: it has no end record")
+        start = file.read(0, min(file.size, LONGEST)).tobytes()
+        raise _refusal(file, f"is no zip archive: it has no end record{hint(start, LOCAL_MAGIC)}")
     end = file.size - tail + position
     _, disk, first_disk, disk_count, count, size, start, _ = END.unpack_from(raw, position)
     if end >= LOCATOR.size:

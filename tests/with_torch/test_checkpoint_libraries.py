@@ -7,6 +7,7 @@ brings its own decoder of gpt-oss. `pip install bitsandbytes hqq autoawq gptqmod
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from foreign import MODULE, awq, gpt_oss, gptq
 from torch_layers import torch
 
 import qgemm
+from qgemm.converter import open_source
 
 NAME = f"{MODULE}.weight"
 VIEWED = {
@@ -52,6 +54,7 @@ def assert_same(folder: Path, want) -> None:
 # ---------------------------------------------------------------- compressed-tensors
 
 FLOAT = {"num_bits": 4, "type": "float"}
+ZEROS = {"symmetric": False}
 SCHEMES = {
     "int4, 128": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 128}, torch.bfloat16),
     "int4, 32, zeros": ("pack-quantized", {"num_bits": 4, "group_size": 32, "symmetric": False}, torch.float16),
@@ -59,6 +62,8 @@ SCHEMES = {
     "int8, rows, zeros": ("pack-quantized", {"num_bits": 8, "strategy": "channel", "symmetric": False}, torch.float16),
     "int3, 64": ("pack-quantized", {"num_bits": 3, "group_size": 64}, torch.float16),
     "int5, 64, zeros": ("pack-quantized", {"num_bits": 5, "group_size": 64, "symmetric": False}, torch.bfloat16),
+    "int4, a tensor, zeros": ("pack-quantized", {"num_bits": 4, "strategy": "tensor", **ZEROS}, torch.float16),
+    "int8, a tensor, zeros": ("int-quantized", {"num_bits": 8, "strategy": "tensor", **ZEROS}, torch.bfloat16),
     "int8, not packed": ("int-quantized", {"num_bits": 8, "strategy": "channel"}, torch.bfloat16),
     "nvfp4": ("nvfp4-pack-quantized", {**FLOAT, "strategy": "tensor_group", "group_size": 16}, torch.bfloat16),
     "mxfp4": ("mxfp4-pack-quantized", {**FLOAT, "group_size": 32}, torch.bfloat16),
@@ -76,7 +81,7 @@ def test_compressed_tensors(name, tmp_path):
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
     x = torch.randn(32, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
-    groups = x.unflatten(1, (-1, args.group_size or 256))
+    groups = x.reshape(1, -1) if args.strategy == "tensor" else x.unflatten(1, (-1, args.group_size or 256))
     state = {"weight": x}
     whole = None
     if form.startswith("nvfp4"):
@@ -91,6 +96,72 @@ def test_compressed_tensors(name, tmp_path):
     config = {**settings.model_dump(mode="json"), "quant_method": "compressed-tensors"}
     folder = written(tmp_path / "m", {f"{MODULE}.{part}": tensor for part, tensor in packed.items()}, config)
     assert_same(folder, compressor.decompress(packed, scheme)["weight"])
+
+
+BYTES = torch.arange(256, dtype=torch.uint8)
+CODES = BYTES.repeat(256, 1)  # rows with every byte
+INT8, FP8 = {"num_bits": 8, "strategy": "channel"}, {"num_bits": 8, "type": "float", "strategy": "channel"}
+ONES = torch.ones(256, 1)
+DAMAGED = {
+    # format, settings of weights, parts
+    "mxfp4": (*SCHEMES["mxfp4"][:2], {"weight_packed": CODES[:, :16], "weight_scale": BYTES.reshape(256, 1)}),
+    "mxfp4, 0x80": (*SCHEMES["mxfp4"][:2], {"weight_packed": CODES[:, 128:144], "weight_scale": CODES[:, 128:129]}),
+    "mxfp4, a global scale": (*SCHEMES["mxfp4"][:2], {
+        "weight_packed": CODES[:, :16], "weight_scale": CODES[:, 127:128], "weight_global_scale": ONES[0] * 3}),
+    "int8, zeros though symmetric": ("int-quantized", INT8, {
+        "weight": CODES.view(torch.int8), "weight_scale": ONES, "weight_zero_point": ONES.to(torch.int8)}),
+}  # fmt: skip
+for number in (0.0, -0.0, -1.5, 0.0371, 2.0**-149, 3e38, float("inf"), float("-inf"), float("nan")):
+    for axes in (1, 0):
+        scales = BYTES.reshape(256, 1).repeat(1, 4).view(torch.float8_e4m3fn)
+        parts = {"weight_packed": CODES[:, :32], "weight_scale": scales}
+        parts["weight_global_scale"] = torch.full((1,) * axes, number)
+        DAMAGED[f"nvfp4, {number}, {axes} axes"] = (*SCHEMES["nvfp4"][:2], parts)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        scale = (ONES * number).to(dtype)
+        DAMAGED[f"int8, {number} {dtype}"] = (
+            "int-quantized", INT8, {"weight": CODES.view(torch.int8), "weight_scale": scale})  # fmt: skip
+        DAMAGED[f"fp8, {number} {dtype}"] = (
+            "float-quantized", FP8, {"weight": CODES.view(torch.float8_e4m3fn), "weight_scale": scale})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_scales_of_compressed_tensors(name, tmp_path):
+    """Weights are the library's, bit for bit as the converter reads them, or the tensor is refused."""
+    pytest.importorskip("compressed_tensors", reason="pip install compressed-tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+
+    form, weights, packed = DAMAGED[name]
+    packed = {part: tensor.contiguous() for part, tensor in packed.items()}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights), format=form)
+    want = of_numpy(BaseCompressor.get_value_from_registry(form).decompress(packed, scheme)["weight"])
+    settings = QuantizationConfig(config_groups={"group_0": scheme}, format=form, quantization_status="compressed")
+    config = {**settings.model_dump(mode="json"), "quant_method": "compressed-tensors"}
+    folder = written(tmp_path / "m", {f"{MODULE}.{part}": tensor for part, tensor in packed.items()}, config)
+    for read in (_loaded, _converted):
+        got = read(folder)
+        if got is None:
+            continue
+        got = got.astype(want.dtype)
+        assert np.array_equal(got, want, equal_nan=True)  # negative zeros of e2m1 are zeros in blocks
+        if read is _converted:
+            assert (np.signbit(got) == np.signbit(want))[~np.isnan(want)].all()
+
+
+def _loaded(folder: Path) -> np.ndarray | None:
+    """The weights of the loaded tensor, None if it is refused."""
+    with suppress(qgemm.CheckpointError), qgemm.load(folder) as model:
+        return model[NAME].dequantize("float32")
+    return None
+
+
+def _converted(folder: Path) -> np.ndarray | None:
+    """The weights as the converter reads them, None if they are refused."""
+    with suppress(qgemm.CheckpointError), open_source(folder) as source:
+        weight = source.weights[NAME]
+        return weight.values(0, weight.size).reshape(weight.shape)
+    return None
 
 
 @pytest.mark.parametrize("fmt", ["u4_g128_bf16", "u4z_g64", "u8_row", "u3z_g32_bf16"])

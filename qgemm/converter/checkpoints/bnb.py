@@ -15,7 +15,6 @@ W = quant_map[code] * absmax in float32.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
@@ -26,6 +25,7 @@ import numpy as np
 from qgemm.codec.format import Levels
 from qgemm.codec.packing import Bytes, Floats
 from qgemm.errors import CheckpointError
+from qgemm.files.documents import parse_object
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats.kbit import WEIGHTS, kbit_float32
 from qgemm.packed import Packed
@@ -39,6 +39,7 @@ STATE = ".quant_state.bitsandbytes__"
 KINDS = ("nf4", "fp4")
 ENDS = ("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 BLOCKSIZES = tuple(2**i for i in range(5, 13))  # those of the library
+LARGEST = float(np.finfo(np.float32).max)
 LONGEST_STATE = 4096  # bytes of JSON
 
 
@@ -87,9 +88,13 @@ class _Matrix:
             self.refuse("quant_map holds NaN or infinity")
         self.absmax = self._absmax(state)  # (first block, last block) -> their absmax
 
+    def refusal(self, rule: str) -> CheckpointError:
+        """The error for this matrix."""
+        return CheckpointError(f"{shown_path(self.state_part.file.path)}: tensor {shown(self.name)}: {rule}")
+
     def refuse(self, rule: str) -> NoReturn:
-        """Raise the error of this matrix."""
-        raise CheckpointError(f"{shown_path(self.state_part.file.path)}: tensor {shown(self.name)}: {rule}")
+        """Raise the error for this matrix."""
+        raise self.refusal(rule)
 
     def part(self, end: str, expected: tuple[str, int] | None) -> Stored:
         """A part; CheckpointError unless it has the expected type and number of elements. None: codes, of any type."""
@@ -107,13 +112,8 @@ class _Matrix:
         file, entry = self.state_part
         if entry.type != "U8" or entry.nbytes > LONGEST_STATE:
             self.refuse(f"quant_state is {entry.type} {list(entry.shape)}, not the bytes of a short JSON object")
-        try:
-            state = json.loads(file.read(entry, 0, entry.nbytes).tobytes().decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            self.refuse(f"quant_state: {error}")
-        if not isinstance(state, dict):
-            self.refuse("quant_state is not a JSON object")
-        return state
+        raw = file.read(entry, 0, entry.nbytes).tobytes()
+        return parse_object(raw, lambda rule: self.refusal(f"quant_state: {rule}"))
 
     def _absmax(self, state: Mapping[str, Any]) -> Callable[[int, int], Floats]:
         """A function (first block, last block) -> absmax, which decodes double quantization."""
@@ -121,8 +121,10 @@ class _Matrix:
         part = self.part(".absmax", ("U8" if nested else "F32", self.blocks))
         if not nested:
             return partial(part.file.read, part.entry)
-        size, offset = state.get("nested_blocksize"), state.get("nested_offset")
-        if type(size) is not int or not 0 < size < 2**31 or type(offset) not in (int, float):
+        size: Any = state.get("nested_blocksize")
+        offset: Any = state.get("nested_offset")
+        fits = type(offset) in (int, float) and abs(offset) <= LARGEST
+        if type(size) is not int or not 0 < size < 2**31 or not fits:
             values = f"nested_blocksize {shown(str(size))}, nested_offset {shown(str(offset))}"
             self.refuse(f"quant_state: {values} are not numbers of double quantization")
         outer = self.part(".nested_absmax", ("F32", -(-self.blocks // size)))

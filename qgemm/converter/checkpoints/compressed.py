@@ -3,7 +3,8 @@
     pack-quantized                integers of 1 to 8 bits
     weight_packed      int32   [N, K bits / 32]  code k starts at bit k * bits of a row, lowest bits first
     weight_scale       float   [N, K / G]; [N, 1] per row; [1] per tensor
-    weight_zero_point  int32   [N bits / 32, K / G] packed along N, or int8 [N, K / G]; none where symmetric
+    weight_zero_point  int32   [N bits / 32, K / G] packed along N, or int8 [N, K / G]; int8 [1] per tensor; none where
+                               symmetric
     weight_shape       int64   [2]  N, K
     weight_g_idx       int32   [K]  the group of each column (act-order), -1 or absent where in order
 
@@ -99,6 +100,10 @@ class CompressedMatrix(GroupedMatrix):
         self.zero_part = self._zero_part(scheme.symmetric)
         self.order = self._order()
         self.step = 1 if self.zero_part is None else packing.WORD // gcd(packing.WORD, self.bits)
+        middle = 1 << self.bits - 1
+        if scheme.symmetric and self.zeros != (middle, middle, True):
+            low, high = (int(zero) - middle for zero in self.zeros[:2])
+            raise self.refusal(f"is symmetric by its config, but weight_zero_point has {low} to {high}")
 
     def _shape(self, stored: tuple[int, ...]) -> tuple[int, int]:
         """N and K, from weight_shape or from the codes' shape."""
@@ -115,18 +120,23 @@ class CompressedMatrix(GroupedMatrix):
         return n, k
 
     def _zero_part(self, symmetric: bool) -> Stored | None:
-        """The tensor of the zeros, None where every zero is the middle code."""
+        """The tensor of the zeros, None where there is none and every zero is the middle code."""
         part = self.parts.get("weight_zero_point")
-        if symmetric:
-            return None  # the library ignores zeros of symmetric weights
         if part is None:
-            raise self.refusal("there is no weight_zero_point, though symmetric is false")
+            if not symmetric:
+                raise self.refusal("there is no weight_zero_point, though symmetric is false")
+            return None
         groups = self.k // self.group
-        packed = ("I32", (packing.word_count(self.n, self.bits), groups))
-        plain = ("I8", (self.n, groups))
-        if self.one_scale or (part.entry.type, part.entry.shape) not in (packed, plain):
+        forms: list[tuple[str, tuple[int, ...]]] = [
+            ("I32", (packing.word_count(self.n, self.bits), groups)),
+            ("I8", (self.n, groups)),
+        ]
+        if self.one_scale:
+            forms = [("I8", (1,)), ("I8", ()), ("I8", (1, 1))]
+        if (part.entry.type, part.entry.shape) not in forms:
+            expected = " or ".join(f"{kind} {list(shape)}" for kind, shape in forms)
             actual = f"{part.entry.type} {list(part.entry.shape)}"
-            raise self.refusal(f"weight_zero_point is {actual}, neither I32 {list(packed[1])} nor I8 {list(plain[1])}")
+            raise self.refusal(f"weight_zero_point is {actual}, not {expected}")
         return part
 
     def _order(self) -> NDArray[np.int32] | None:
@@ -165,10 +175,11 @@ class CompressedMatrix(GroupedMatrix):
         if part is None:
             return np.full((stop - start, groups), middle, np.uint8)
         if part.entry.type == "I8":
-            signed = part.file.read(part.entry, start * groups, stop * groups).reshape(-1, groups)
+            first, last = (0, 1) if self.one_scale else (start * groups, stop * groups)
+            signed = part.file.read(part.entry, first, last).reshape(-1, groups)
             if signed.min() < -middle or signed.max() >= middle:
                 raise self.refusal(f"weight_zero_point has {signed.min()} to {signed.max()} in {self.bits} bits")
-            return (signed.astype(np.int16) + middle).astype(np.uint8)
+            return np.broadcast_to((signed.astype(np.int16) + middle).astype(np.uint8), (stop - start, groups))
         first, last = (packing.word_count(row, self.bits) for row in (start, stop))
         words = part.file.read(part.entry, first * groups, last * groups).reshape(-1, groups)
         codes = packing.unpack_codes(np.ascontiguousarray(words.T).view(np.uint32), self.bits, stop - start)

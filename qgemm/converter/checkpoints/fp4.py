@@ -11,7 +11,6 @@ float32, where v is the number of a code, and scale the quotient or product in f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import NoReturn
 
 import numpy as np
@@ -36,7 +35,7 @@ PARTS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_s
 MODELOPT = ("weight", "weight_scale", "weight_scale_2", "input_scale")
 NVFP4 = FORMATS["nvfp4"]
 GROUP = NVFP4.group
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def modelopt(path: str, stored: Mapping[str, Stored], method: Nvfp4) -> tuple[dict[str, Weight], set[str]]:
@@ -53,6 +52,8 @@ def matrix(module: str, stored: Mapping[str, Stored], form: str) -> Weight:
 
 def _mxfp4(module: str, stored: Mapping[str, Stored]) -> Weight:
     codes, scales = (_part(module, stored, part, "U8") for part in PARTS[:2])
+    if f"{module}.{PARTS[2]}" in stored:
+        _refuse(module, codes, f"has a {PARTS[2]}, which MXFP4 has not")
     n, k = codes.entry.shape[0], 2 * codes.entry.shape[1]
     if scales.entry.shape != (n, k // mxfp4.MXFP4.weights) or k % mxfp4.MXFP4.weights:
         _refuse(module, codes, f"{list(scales.entry.shape)} scales are not those of {[n, k]} weights")
@@ -78,7 +79,9 @@ class _Nvfp4:
         global_scale = stored.get(f"{module}.{parts[2]}")
         if global_scale is None:
             _refuse(module, self.codes, f"there is no {parts[2]}")
-        if global_scale.entry.type != "F32" or prod(global_scale.entry.shape) != 1:
+        # The library of PARTS rounds scales that are divided by a tensor without axes.
+        shapes = ((1,),) if self.divides else ((), (1,))
+        if global_scale.entry.type != "F32" or global_scale.entry.shape not in shapes:
             rule = f"{parts[2]} is {global_scale.entry.type} {list(global_scale.entry.shape)}, not one F32"
             _refuse(module, self.codes, rule)
         self.factor: np.float32 = global_scale.file.read(global_scale.entry, 0, 1)[0]

@@ -15,6 +15,7 @@ from qgemm.files.paths import shown
 from .fields import BITSANDBYTES, CALIBRATION, COMMON
 from .modules import Modules
 
+LARGEST_GROUP = 2**31 - 1  # bound on the weights that share a scale
 BLOCK = (128, 128)  # weights that share a scale of FP8, unless a config says otherwise
 READ = "AWQ, GPTQ, auto-round, compressed-tensors, HQQ, bitsandbytes (4 bits), FP8, NVFP4 and MXFP4 are"
 SECTION = "quantization_config"
@@ -139,7 +140,7 @@ Settings = Method | EightBits | FourBits | Nvfp4 | Hqq | BitsAndBytes | Compress
 def parse_settings(where: str, config: Any) -> Settings | None:
     """The settings in a section of a config, None if the weights are plain; CheckpointError if unsupported."""
     if not isinstance(config, dict):
-        raise CheckpointError(f"{where}: the quantization config is not an object")
+        raise CheckpointError(f"{where}: {SECTION}: {shown(str(config))} is not an object")
     get = Getter(where, config)
     guess = "awq" if "w_bit" in config else "modelopt" if "quant_algo" in config else None
     guess = guess or ("compressed-tensors" if "config_groups" in config else "gptq")
@@ -157,7 +158,7 @@ def _integers(get: Getter, name: str) -> Method:
     form = get("checkpoint_format", "format", kind=str, default="gptq").lower()
     if bits not in ((4,) if name == "awq" else (2, 3, 4, 8)):
         raise get.refusal(f"bits: {name} of {bits} bits is not read")
-    if group is None or (group != -1 and group < 1):
+    if group is None or (group != -1 and not 1 <= group <= LARGEST_GROUP):
         raise get.refusal(f"a group_size of {group} is not read")
     layout = get("version", kind=str, default="gemm").lower() if name == "awq" else form
     if layout not in ("gemm", "gptq", "gptq_v2"):
@@ -227,7 +228,7 @@ def _extra(get: Getter, base: Method, key: str, value: Any) -> tuple[Modules, Ma
 
 
 def _eight_bits(get: Getter, name: str) -> EightBits:
-    settings = EightBits(_block(get, get("weight_block_size", kind=list)))
+    settings = EightBits(_block(get, "weight_block_size"))
     get.one_of("fmt", ("e4m3", "e5m2", "float8_e4m3fn"))
     get.refuse_unread(frozenset(("activation_scheme", "activation_scale_ub", "scale_fmt")))
     return settings
@@ -241,6 +242,7 @@ FORMS = {  # form of compressed-tensors -> kind of numbers, and their bits
     "nvfp4-pack-quantized": ("float", (4,)),
     "mxfp4-pack-quantized": ("float", (4,)),
 }
+FP4_GROUPS = {"nvfp4-pack-quantized": Nvfp4().group, "mxfp4-pack-quantized": FourBits().group}
 STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 
@@ -287,14 +289,16 @@ def _scheme(get: Getter, form: str, key: str, group: Any) -> Scheme:
     if strategy not in STRATEGIES:
         raise inner.refusal(f"strategy: {shown(strategy)} is not read; {', '.join(STRATEGIES)} are")
     grouped = strategy in ("group", "tensor_group")
-    if grouped and (size is None or size < 1):
+    if grouped and (size is None or not 1 <= size <= LARGEST_GROUP):
         raise inner.refusal(f"group_size: {size} is not the weights of a group")
+    if form in FP4_GROUPS and (not grouped or size != FP4_GROUPS[form]):
+        raise inner.refusal(f"group_size: groups of {size} by {strategy}, not of {FP4_GROUPS[form]} as in {form}")
     inner.one_of("actorder", ("weight", "static", "group", "dynamic", False))
     inner.one_of("dynamic", (False,))
     symmetric = inner("symmetric", kind=bool, default=True)
     if kind == "float" and not symmetric:
         raise inner.refusal("symmetric: floats with zeros are not read")
-    block = _block(inner, inner("block_structure", kind=list))
+    block = _block(inner, "block_structure")
     inner.refuse_unread(frozenset(("observer", "observer_kwargs", "scale_dtype", "zp_dtype")))
     return Scheme(form, kind, bits, size if grouped else -1 if strategy == "channel" else 0, symmetric, block, targets)
 
@@ -308,7 +312,9 @@ def _modelopt(get: Getter, name: str) -> EightBits | Nvfp4:
     if algorithm.upper() == "NVFP4" and size in (None, Nvfp4().group):
         return Nvfp4()
     if not algorithm.upper().startswith("FP8"):
-        raise get.refusal(f"quantized by ModelOpt as {shown(algorithm)}, which is not read; FP8 and NVFP4 are")
+        size_text = "" if size is None else f" in groups of {size} (group_size)"
+        rule = f"(quant_algo){size_text}, which is not read; FP8 and NVFP4 of {Nvfp4().group} are"
+        raise get.refusal(f"quantized by ModelOpt as {shown(algorithm)} {rule}")
     return EightBits()
 
 
@@ -332,11 +338,12 @@ def _bitsandbytes(get: Getter, name: str) -> BitsAndBytes:
     return BitsAndBytes(kind)
 
 
-def _block(get: Getter, size: Any) -> tuple[int, int]:
+def _block(get: Getter, key: str) -> tuple[int, int]:
+    size = get(key, kind=list)
     if size is None:
         return BLOCK
-    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in size):
-        raise get.refusal(f"a block of {shown(str(size))} is not two numbers")
+    if len(size) != 2 or not all(type(n) is int and 0 < n <= LARGEST_GROUP for n in size):
+        raise get.refusal(f"{key}: a block of {shown(str(size))} is not two numbers")
     return size[0], size[1]
 
 

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from qgemm.codec.format import Blocks
-from qgemm.codec.packing import Bytes, pack_nibbles
+from qgemm.codec.packing import Bytes, Floats, pack_nibbles, unpack_nibbles
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS
@@ -27,6 +27,7 @@ from .methods import FourBits
 
 MXFP4 = FORMATS["mxfp4"]
 BYTES = MXFP4.weights // 2  # bytes of codes per block
+MINUS_ZERO = 8  # code of a zero that is negative in the libraries of checkpoints, not in ggml's blocks
 NAN = 255  # scale that is NaN by the standard; ggml reads a number
 BLOCKS, SCALES = "_blocks", "_scales"
 
@@ -63,19 +64,25 @@ def matrix(name: str, stored: Mapping[str, Stored]) -> Weight:
 
 
 def weight_of_blocks(name: str, shape: tuple[int, ...], read: Callable[[int, int], Blocks], prefix: str) -> Weight:
-    """A Weight of MXFP4 blocks that a function reads."""
-    count = prod(shape) // MXFP4.weights
+    """A Weight of MXFP4 blocks that a function reads; `prefix` is the prefix of errors."""
 
-    def whole() -> Blocks:
-        return read(0, count).reshape(*shape[:-1], -1)
-
-    def native() -> Tensor:
-        blocks = whole()
+    def checked(start: int, stop: int) -> Blocks:
+        blocks = read(start, stop)
         if (blocks["e"] == NAN).any():
             raise CheckpointError(f"{prefix}: a scale is {NAN}, which is no number")
-        return Tensor(MXFP4, shape, blocks, name)
+        return blocks
 
-    return replace(weight_from_tensor(Tensor(MXFP4, shape, whole, name, read)), native=native)
+    def whole() -> Blocks:
+        return checked(0, prod(shape) // MXFP4.weights).reshape(*shape[:-1], -1)
+
+    def values(start: int, stop: int) -> Floats:
+        blocks = checked(start // MXFP4.weights, stop // MXFP4.weights)
+        numbers = np.array(MXFP4.decode(blocks)).reshape(-1)
+        numbers[unpack_nibbles(blocks["qs"]).reshape(-1) == MINUS_ZERO] = -0.0
+        return numbers
+
+    tensor = Tensor(MXFP4, shape, whole, name, checked)
+    return replace(weight_from_tensor(tensor), values=values)
 
 
 def blocks_of(pairs: Bytes, exponents: Bytes) -> Blocks:

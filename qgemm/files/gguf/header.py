@@ -13,6 +13,7 @@ from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUFValueType
 
 from qgemm.codec.format import Format
 from qgemm.errors import GGUFError
+from qgemm.files.kinds import hint
 from qgemm.files.paths import shown, shown_path
 from qgemm.files.shards import piece_hint
 from qgemm.formats import GGML_TYPES
@@ -29,7 +30,6 @@ from .layout import (
     MIN_KEY,
     MIN_TENSOR,
     NE,
-    NOT_GGUF,
     NUMBERS,
     REMOVED,
     SPLIT_COUNT,
@@ -156,8 +156,7 @@ class _Walk:
         """Version, number of tensors, number of keys."""
         start = bytes(self.data[:64])
         if not start.startswith(MAGIC):
-            hints = (f", it is {name}" for offset, magic, name in NOT_GGUF if start[offset:].startswith(magic))
-            raise self.refusal(f"not a GGUF file: it starts with {shown(start[:4])}{next(hints, '')}")
+            raise self.refusal(f"not a GGUF file: it starts with {shown(start[:4])}{hint(start)}")
         self.take(len(MAGIC), "magic")
         version = self.u32("version")
         if int.from_bytes(version.to_bytes(4, "little"), "big") in (1, *VERSIONS):

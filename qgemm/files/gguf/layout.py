@@ -74,17 +74,6 @@ REMOVED = {  # former ggml types, whose ids are not reused
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-NOT_GGUF = (
-    # (offset, bytes there, kind of file)
-    (0, b"version https://git-lfs", "a git-lfs pointer, `git lfs pull` fetches the file itself"),
-    (0, b"FUGG", "a byte-swapped GGUF file"),
-    (0, b"tjgg", "a GGJT file from before GGUF, convert the model again"),
-    (0, b"fmgg", "a GGMF file from before GGUF, convert the model again"),
-    (0, b"lmgg", "a GGML file from before GGUF, convert the model again"),
-    (0, b"PK\3\4", "a zip archive, as PyTorch writes them"),
-    (8, b'{"', "a safetensors file"),
-    (0, b"<", "a web page, perhaps in place of a download"),
-)
 
 # ---------------------------------------------------------------- rules: each returns the broken rule, or ""
 

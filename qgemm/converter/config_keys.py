@@ -1,0 +1,128 @@
+"""The keys of a Hugging Face config that are read, and the type and range of the value of each.
+
+The ranges include every published model with room to spare. Values outside would overflow float32, which the new file
+stores, or the size of an array, or would be divisors of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any, NamedTuple
+
+from qgemm.errors import CheckpointError
+from qgemm.files.paths import shown
+
+
+class Kind(NamedTuple):
+    """A kind of value: its name for messages, whether a value is one, and the table of an object's own keys."""
+
+    name: str
+    holds: Callable[[Any], bool]
+    table: str = ""
+
+
+def whole(least: int, greatest: int) -> Kind:
+    """Whole numbers of a range."""
+    return Kind(f"count from {least} to {greatest}", lambda value: type(value) is int and least <= value <= greatest)
+
+
+def number(least: float, greatest: float) -> Kind:
+    """Finite numbers of a range."""
+    return Kind(
+        f"number from {least:g} to {greatest:g}",
+        lambda value: type(value) in (int, float) and isfinite(value) and least <= value <= greatest,
+    )
+
+
+def list_of(kind: Kind) -> Kind:
+    """Lists whose elements are of a kind."""
+    return Kind(f"list of {kind.name} each", lambda value: isinstance(value, list) and all(map(kind.holds, value)))
+
+
+def one_or_list(kind: Kind) -> Kind:
+    """A value of a kind, or a list of these."""
+    several = list_of(kind)
+    return Kind(f"{kind.name}, nor a list of these", lambda value: kind.holds(value) or several.holds(value))
+
+
+def section(table: str) -> Kind:
+    """Objects whose keys are those of a table."""
+    return Kind("object", lambda value: isinstance(value, dict), table)
+
+
+FLAG = Kind("boolean", lambda value: isinstance(value, bool))
+TEXT = Kind("string", lambda value: isinstance(value, str))
+SIZE, FFN_SIZE, COUNT = whole(1, 2**20), whole(1, 2**24), whole(1, 2**16)
+OPTIONAL_COUNT = whole(0, 2**16)  # 0 stands for none
+POSITIONS = whole(1, 2**32 - 1)  # the keys of a .gguf file are UINT32
+TRAINED = whole(2, 2**32 - 1)  # its logarithm is a divisor
+WINDOW = whole(0, 2**32 - 1)
+TOKENS = one_or_list(whole(0, 2**32 - 1))
+ROTARY_BASE, SHARE, FACTOR = number(1, 1e15), number(1e-6, 1), number(1e-6, 1e6)
+
+TABLES: Mapping[str, Mapping[str, Kind]] = {
+    "model": {
+        "architectures": list_of(TEXT),
+        "text_config": section("model"),
+        "hidden_size": SIZE,
+        "intermediate_size": FFN_SIZE,
+        "moe_intermediate_size": whole(0, 2**24),
+        "num_hidden_layers": COUNT,
+        "num_attention_heads": COUNT,
+        "num_key_value_heads": OPTIONAL_COUNT,
+        "head_dim": OPTIONAL_COUNT,
+        "vocab_size": whole(1, 2**28),
+        "max_position_embeddings": POSITIONS,
+        "original_max_position_embeddings": TRAINED,
+        "num_local_experts": OPTIONAL_COUNT,
+        "num_experts": OPTIONAL_COUNT,
+        "num_experts_per_tok": OPTIONAL_COUNT,
+        "experts_per_token": OPTIONAL_COUNT,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": WINDOW,
+        **{f"{name}_token_id": TOKENS for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+        "rms_norm_eps": number(0, 1),
+        "attn_logit_softcapping": FACTOR,
+        "final_logit_softcapping": FACTOR,
+        "tie_word_embeddings": FLAG,
+        "rope_theta": ROTARY_BASE,
+        "rope_local_base_freq": ROTARY_BASE,
+        "partial_rotary_factor": SHARE,
+        "rope_parameters": section("rotary"),
+        "rope_scaling": section("rotary"),
+    },
+    "rotary": {
+        "full_attention": section("rotary"),
+        "sliding_attention": section("rotary"),
+        "rope_type": TEXT,
+        "type": TEXT,
+        "rope_theta": ROTARY_BASE,
+        "partial_rotary_factor": SHARE,
+        "original_max_position_embeddings": TRAINED,
+        "factor": FACTOR,
+        "extrapolation_factor": number(0, 1e6),
+        "attention_factor": FACTOR,
+        "beta_fast": FACTOR,
+        "beta_slow": FACTOR,
+        "low_freq_factor": FACTOR,
+        "high_freq_factor": FACTOR,
+        "long_factor": list_of(FACTOR),
+        "short_factor": list_of(FACTOR),
+    },
+}
+
+
+def check_config(where: str, values: Mapping[str, Any], table: str = "model") -> None:
+    """Refuse a config with a value outside its key's range, whether or not the architecture reads the key.
+
+    null stands for an absent key. CheckpointError names the sections, the key, the value and the range.
+    """
+    for key, kind in TABLES[table].items():
+        value = values.get(key)
+        if value is None:
+            continue
+        if not kind.holds(value):
+            raise CheckpointError(f"{where}: {key}: {shown(str(value))} is no {kind.name}")
+        if kind.table:
+            check_config(f"{where}: {key}", value, kind.table)
