@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from mmap import ACCESS_READ, mmap
+from mmap import mmap
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -19,6 +19,7 @@ import numpy as np
 
 from qgemm.codec.format import Blocks
 from qgemm.errors import GGUFError
+from qgemm.files.mapping import map_private
 from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path, system_errors
 from qgemm.tensor import Tensor
 
@@ -44,7 +45,7 @@ class Shard:
         with ExitStack() as undo, system_errors(path, "read"):
             undo.callback(self._file.close)
             try:
-                mapped = mmap(self._file.fd, self._file.size, access=ACCESS_READ)
+                mapped = map_private(self._file.fd, self._file.size)
             except ValueError as error:  # truncated after it was opened
                 raise GGUFError(f"{shown_path(path)}: cannot be mapped: {error}") from error
             undo.callback(mapped.close)
@@ -70,6 +71,7 @@ class Shard:
         """The blocks [..., N, K / weights per block] of a tensor, read-only: a view of the mapping, or a copy."""
         if self._copies is None:
             view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.mapped(), entry.offset)
+            view.flags.writeable = False
             return view
         with self._lock:
             if entry.offset not in self._copies:
