@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from math import prod
-from threading import Lock
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -36,13 +35,14 @@ from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
 from qgemm.files.mapping import is_writable
 from qgemm.formats import FORMATS, format_named
+from qgemm.locks import new_lock
 from qgemm.packed import Packed
 from qgemm.placement import described
 from qgemm.tensor import Tensor
 
 POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples
 
-_lock = Lock()
+_lock = new_lock()
 
 
 class Derived(NamedTuple):

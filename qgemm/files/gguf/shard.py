@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from mmap import mmap
-from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -21,6 +20,7 @@ from qgemm.codec.format import Blocks
 from qgemm.errors import GGUFError
 from qgemm.files.mapping import map_private
 from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path, system_errors
+from qgemm.locks import new_lock
 from qgemm.tensor import Tensor
 
 from .header import Entry, read_header
@@ -53,7 +53,7 @@ class Shard:
             undo.pop_all()
         self._mapped: mmap | None = mapped
         self._copies: dict[int, Blocks] | None = {} if copy else None  # offset -> blocks
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def mapped(self) -> mmap:
         """The mapped bytes, if the file has not changed."""
