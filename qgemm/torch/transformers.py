@@ -201,6 +201,7 @@ def _empty(old: torch.nn.Module, fmt: Format, dtype: torch.dtype) -> QLinear | Q
     scale = _scale(old)
     if scale is not None:
         new.register_forward_hook(_Scaled(scale))
+        new.embed_scale = scale  # for qgemm.torch.peft: rows of an adapter are scaled as well
     return new
 
 
