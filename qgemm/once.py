@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from .locks import new_lock
 
 Value = TypeVar("Value")
 
@@ -14,14 +15,13 @@ class Once(Generic[Value]):
     """A cache of values that take long to make, for the life of a process: a module has one, nothing makes many.
 
     A thread that wants a value that is being made waits for that one alone. What cannot be made raises in each thread
-    that asks for it, and is tried again by the next. A forked child has the values, and no lock of a thread that it
-    does not have.
+    that asks for it, and is tried again by the next. A forked child has the finished values, and makes the others.
     """
 
     def __init__(self) -> None:
         self.values: dict[Hashable, Value] = {}
-        self._unlock()
-        os.register_at_fork(after_in_child=self._unlock)
+        self._guard = new_lock()
+        self._locks: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of a key, made by the first who asks."""
@@ -30,12 +30,8 @@ class Once(Generic[Value]):
         except KeyError:
             pass
         with self._guard:
-            lock = self._locks.setdefault(key, threading.Lock())
+            lock = self._locks.get(key) or self._locks.setdefault(key, new_lock())
         with lock:
             if key not in self.values:
                 self.values[key] = make()
             return self.values[key]
-
-    def _unlock(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: dict[Hashable, threading.Lock] = {}

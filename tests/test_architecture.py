@@ -201,6 +201,55 @@ def test_an_assigned_attribute_is_seen(source, refused, tmp_path):
     assert bool(assigned_attributes(path)) == bool(refused)
 
 
+LOCKS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier", "Timer"}
+LOCKS |= {"allocate_lock", "Queue", "LifoQueue", "PriorityQueue", "cached_property"}
+
+
+def locks_made(path: Path) -> list[str]:
+    """Where a module calls, hands on or decorates by a name of the standard library that makes a lock or has one."""
+    tree = ast.parse(path.read_text())
+    imported = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in ("threading", "_thread", "queue", "functools")
+        for alias in node.names
+    }
+
+    def name(node: ast.AST) -> str:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            return node.attr if node.value.id in ("threading", "_thread", "queue", "functools") else ""
+        return imported.get(node.id, "") if isinstance(node, ast.Name) else ""
+
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    parts = [part for call in calls for part in (call.func, *call.args, *(keyword.value for keyword in call.keywords))]
+    decorators = [decorator for node in ast.walk(tree) for decorator in getattr(node, "decorator_list", ())]
+    return [ast.unparse(node) for node in parts + decorators if name(node) in LOCKS]
+
+
+def test_locks_come_from_the_module_that_frees_them_in_a_forked_child():
+    assert {module for module, path in MODULES.items() if locks_made(path)} == {"qgemm.locks"}
+
+
+@pytest.mark.parametrize(
+    ("source", "refused"),
+    [
+        ("import threading\nlock = threading.Lock()", ["threading.Lock"]),
+        ("from threading import RLock as L\nclass C:\n    def __init__(self):\n        self.lock = L()", ["L"]),
+        (
+            "import functools\nclass C:\n    @functools.cached_property\n    def x(self): ...",
+            ["functools.cached_property"],
+        ),
+        ("from threading import Lock\nx = field(default_factory=Lock)", ["Lock"]),
+        ("import threading\nlocal = threading.local()\ndef f(lock: threading.Lock): ...", []),
+        ("from qgemm.locks import cached_property\nclass C:\n    @cached_property\n    def x(self): ...", []),
+    ],
+)
+def test_a_lock_that_is_made_is_seen(source, refused, tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert locks_made(path) == refused
+
+
 @pytest.mark.parametrize("path", TEST_MODULES, ids=lambda path: path.relative_to(TESTS).as_posix())
 def test_no_test_imports_another(path):
     """What two of them share is in a module of its own, so that each runs, moves and goes alone."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cache
 from math import gcd, prod
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.converter.comparison import compare
 from qgemm.converter.report import Line
 from qgemm.converter.weight import Weight
+from qgemm.locks import new_lock
 from qgemm.ops import matmul, quantize_activations
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor
@@ -70,7 +70,7 @@ class Check(ABC):
 
     def __init__(self, fmt: Format) -> None:
         self.format = fmt
-        self.lock = Lock()
+        self.lock = new_lock()
 
     def begin(self, piece: Tensor) -> None:  # noqa: B027 few need it
         """Prepare for the tiles of a piece, which is a matrix."""

@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable
-from threading import Lock
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from qgemm.converter.source_readers import source_kind
 from qgemm.errors import QgemmError
 from qgemm.files.paths import shown_path
+from qgemm.locks import new_lock
 from qgemm.tensor import Tensor
 
 
@@ -83,7 +83,7 @@ class Progress:
     def __init__(self, title: str, total: int) -> None:
         from tqdm import tqdm
 
-        self._lock = Lock()
+        self._lock = new_lock()
         self._bar: tqdm[NoReturn] = tqdm(
             desc=title, total=total, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False
         )

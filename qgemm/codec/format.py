@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from qgemm.errors import QuantizeError, ShapeError, UnsupportedError
+from qgemm.locks import cached_property
 from qgemm.parallel import for_slices
 
 from .compiled import compilable

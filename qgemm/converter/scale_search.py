@@ -7,7 +7,6 @@ read once for that and then searched in parts, so that memory stays bounded for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from qgemm.codec.format import CHUNK, Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import search, sum_of_squares
 from qgemm.files.imatrix import Importance
+from qgemm.locks import new_lock
 
 from .weight import Weight
 
@@ -78,7 +78,7 @@ class _MeanSquares:
     def __init__(self, weight: Weight, k: int) -> None:
         self.weight, self.k = weight, k
         self.cache: dict[int, np.float32] = {}
-        self.lock = Lock()  # several threads may search parts of one row
+        self.lock = new_lock()  # several threads may search parts of one row
 
     def of_row(self, row: int) -> np.float32:
         """The mean square of a row, which is read in parts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import count
 from math import prod
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from qgemm.codec.format import Blocks, Format, float_dtype
 from qgemm.errors import UnsupportedError
+from qgemm.locks import cached_property
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 

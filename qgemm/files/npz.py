@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from threading import Lock
 from typing import Any
 
 from numpy.typing import NDArray
 
 from qgemm.errors import CheckpointError
+from qgemm.locks import new_lock
 
 from .npy import HEAD, NpyArray, npy_header, stored_array
 from .paths import RegularFile, shown, shown_path, system_errors
@@ -43,7 +43,7 @@ def _packed_array(name: str, prefix: str, file: RegularFile, member: Member, und
     header = npy_header(prefix, next(inflate(file, member), b"")[:HEAD], member.size)
     unpacking = undo.enter_context(ExitStack())  # closed with the archive
     spools: list[RegularFile] = []  # empty until the array is unpacked
-    lock = Lock()
+    lock = new_lock()
 
     def read(start: int, stop: int) -> NDArray[Any]:
         with lock:

@@ -26,6 +26,7 @@ class QEmbedding(PackedModule):
     rows, columns = "num_embeddings", "embedding_dim"
     num_embeddings: int
     embedding_dim: int
+    max_norm, norm_type, scale_grad_by_freq, sparse = None, 2.0, False, False  # those of torch.nn.Embedding, fixed
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ def empty_layer(old: torch.nn.Module, fmt: Format, dtype: torch.dtype, activatio
     scale = row_scale(old)
     if scale is not None:
         new.register_forward_hook(Scaled(scale))
+        new.embed_scale = scale  # for qgemm.torch.peft: rows of an adapter are scaled as well
     return new
 
 

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from math import prod
-from threading import Lock
 from typing import Any, ClassVar, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -38,14 +37,16 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
 from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
+from qgemm.files.mapping import is_writable
 from qgemm.formats import FORMATS, format_named
+from qgemm.locks import new_lock
 from qgemm.packed import Packed
 from qgemm.placement import described
 from qgemm.tensor import Tensor
 
 POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples
 
-_lock = Lock()
+_lock = new_lock()
 
 
 class Derived(NamedTuple):
@@ -144,7 +145,9 @@ def host_tensor(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "
 
 def _host_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -> Tensor:
     """The Tensor of bytes in the file's layout, or of tiles that were copied to the host."""
-    return Tensor(fmt, shape, _blocks(weight.detach().cpu().contiguous().numpy(), fmt, shape), name)
+    host = weight.detach().cpu().contiguous()
+    raw = np.asarray(_Memory(host, host.data_ptr(), tuple(host.shape)))
+    return Tensor(fmt, shape, _blocks(raw, fmt, shape), name)
 
 
 def _blocks(raw: NDArray[np.uint8], fmt: Format, shape: Shape) -> Blocks:
@@ -172,6 +175,8 @@ def check_bytes(weight: torch.Tensor, fmt: Format, shape: Shape, name: str = "")
         raise UnsupportedError(
             f"{label} is uint8 {list(expected)}, bytes as in a file; got {weight.dtype} {list(weight.shape)}"
         )
+    if hasattr(weight, "full_tensor"):
+        raise UnsupportedError(f"{label} is sharded over ranks: only a forward under FSDP has all of it")
     if weight.device.type not in ("cpu", "cuda"):
         advice = (
             "load a state dict with assign=True" if weight.device.type == "meta" else "move the model to cpu or cuda"
@@ -329,19 +334,25 @@ def weight_of(packed: Packed, ndim: int = 2) -> torch.nn.Parameter:
 
 
 def file_bytes(tensor: Tensor) -> torch.Tensor:
-    """A Tensor's blocks as bytes [N, bytes per row], over the same memory, which may be a mapped file."""
+    """A Tensor's blocks as bytes [N, bytes per row], over the same memory, which may be a mapped file.
+
+    Memory that cannot be written is copied: torch and libraries over it may write into any tensor.
+    """
     blocks = np.ascontiguousarray(tensor.blocks)
     shape = file_shape(tensor.format, tensor.shape)
-    return (
-        torch.from_numpy(np.asarray(_Writable(blocks, shape))) if blocks.size else torch.empty(shape, dtype=torch.uint8)
-    )
+    if not blocks.size:
+        return torch.empty(shape, dtype=torch.uint8)
+    blocks = blocks if is_writable(blocks) else blocks.copy()
+    return torch.from_numpy(np.asarray(_Memory(blocks, blocks.ctypes.data, shape)))
 
 
-class _Writable:
-    """Read-only memory, such as a mapped file, marked writable, since torch warns at each use of read-only arrays."""
+class _Memory:
+    """Bytes at an address as a NumPy array that keeps their owner alive.
 
-    def __init__(self, blocks: Blocks, shape: Shape) -> None:
-        self.blocks = blocks  # keeps the memory alive
-        self.__array_interface__ = {
-            "data": (blocks.ctypes.data, False), "shape": shape, "typestr": "|u1", "version": 3,
-        }  # fmt: skip
+    The array lacks the read-only flag of blocks, which makes torch warn. Unlike `.numpy()` it leaves the storage of a
+    tensor resizable: FSDP frees and allocates that at each forward.
+    """
+
+    def __init__(self, owner: Any, address: int, shape: Shape) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}

@@ -18,5 +18,5 @@ def test_the_programs_of_the_document(tmp_path, monkeypatch, capsys):
     assert programs
     for program in programs:
         exec(program, {})
-        promised = re.findall(r"^print\(.*?\)  # (.*)$", program, re.MULTILINE)
+        promised = re.findall(r"^ *print\(.*?\)  # (.*)$", program, re.MULTILINE)
         assert capsys.readouterr().out.splitlines() == promised

@@ -11,7 +11,7 @@ from torch_layers import torch
 
 from qgemm.torch.patching import Patched, needs
 
-ADAPTERS = {"transformers": "5.20", "diffusers": "0.38"}
+ADAPTERS = {"transformers": "5.20", "diffusers": "0.38", "peft": "0.21"}
 
 
 class Owner:

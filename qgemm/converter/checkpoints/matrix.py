@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,6 +20,7 @@ from qgemm.codec.packing import Bytes, Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats.groups import group_format
+from qgemm.locks import cached_property
 from qgemm.packed import Packed
 from qgemm.parallel import for_slices
 from qgemm.tensor import Tensor

@@ -16,6 +16,7 @@ from time import perf_counter
 
 from qgemm.errors import QgemmError
 from qgemm.files.compiled import load_or_make
+from qgemm.locks import new_lock
 from qgemm.log import logger
 from qgemm.once import Once
 from qgemm.version import pip_install
@@ -29,7 +30,7 @@ DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
 NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # features of the CPUs that kernels/cpu/vec/ serves
 
 _loaded: Once[ctypes.CDLL | None] = Once()
-_warning = threading.Lock()
+_warning = new_lock()
 _compiled = threading.local()  # count: libraries that this thread has compiled
 _failed: list[str] = []  # the reason of the first failure, once there was one
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from qgemm.locks import new_lock
+
 from .launch import check, driver
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: this thread may allocate while a stream is captured
@@ -29,7 +31,7 @@ class Workspace(NamedTuple):
 
 
 _workspaces: dict[tuple[int, int, str, int], Workspace] = {}
-_allocating = threading.Lock()
+_allocating = new_lock()
 
 
 def workspace(device: int, stream: int, use: str, nbytes: int) -> Workspace:
@@ -54,7 +56,7 @@ def _new(nbytes: int) -> Workspace:
     with relaxed_capture(), cupy.cuda.Stream(non_blocking=True) as own:
         memory = cupy.zeros(nbytes, "uint8")
         own.synchronize()
-    return Workspace(memory.data.ptr, threading.Lock(), memory)
+    return Workspace(memory.data.ptr, new_lock(), memory)
 
 
 @contextmanager

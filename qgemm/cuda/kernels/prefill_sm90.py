@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -13,6 +12,7 @@ from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import DenseProduct, Divisor, EpilogueArguments, Outputs, StreamK, Types
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Problem
+from qgemm.locks import new_lock
 
 from . import sm90_cost
 from .grouped_products import POINTERS, forms, gate_template, grouped_products
@@ -69,7 +69,7 @@ class GroupedLaunch:
         constants, rows = grouped_template(p, config), rows_of_x(p.m, config.tokens)
         self._partials = partials_bytes(p.sms, config)
         self._map, self._box = TensorMap.aligned(), (p.x, rows, p.k, config.tokens)
-        self._x, self._device, self._lock = 0, p.device, threading.Lock()
+        self._x, self._device, self._lock = 0, p.device, new_lock()
         row_tiles = -(-p.n // (tiles.ROWS * config.row_blocks // len(p.outputs)))
         stream_k = StreamK(
             ctas=Divisor.by(p.sms),

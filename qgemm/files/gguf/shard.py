@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from mmap import ACCESS_READ, mmap
-from threading import Lock
+from mmap import mmap
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -20,7 +19,9 @@ import numpy as np
 
 from qgemm.codec.format import Blocks
 from qgemm.errors import GGUFError
+from qgemm.files.mapping import map_private
 from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path, system_errors
+from qgemm.locks import new_lock
 from qgemm.tensor import Tensor
 
 from .header import EndOfBufferError, Entry, read_header
@@ -58,7 +59,7 @@ class Shard:
             self._data: Buffer | None = self._read_header() if mapped is None else mapped
             undo.pop_all()
         self._copies: dict[int, Blocks] | None = {} if mapped is None else None  # offset -> blocks
-        self._lock = Lock()
+        self._lock = new_lock()
 
     def _read_header(self) -> Buffer:
         """Read the header by the descriptor; returns the bytes that hold it."""
@@ -91,6 +92,7 @@ class Shard:
         """The blocks [..., N, K / weights per block] of a tensor, read-only: a view of the mapping, or a copy."""
         if self._copies is None:
             view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.data(), entry.offset)
+            view.flags.writeable = False
             return view
         with self._lock:
             if entry.offset not in self._copies:
@@ -120,7 +122,7 @@ class Shard:
 def _mapping(file: RegularFile) -> mmap | None:
     """The mapping of a file, None where the system cannot map it (ENODEV on some network file systems)."""
     try:
-        return mmap(file.fd, file.size, access=ACCESS_READ)
+        return map_private(file.fd, file.size)
     except ValueError as error:  # truncated after it was opened
         raise GGUFError(f"{shown_path(file.path)}: cannot be mapped: {error}") from error
     except OSError:

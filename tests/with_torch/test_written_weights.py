@@ -1,0 +1,128 @@
+"""Packed weights that somebody writes into: the process goes on, and the file stays as it is."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import ranks
+from torch_layers import assert_same, normal, torch, weights
+
+import qgemm
+from qgemm.torch import QEmbedding, QLinear
+
+X = normal(3, 128)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.fill_(0),
+        lambda w: w.data.zero_(),
+        lambda w: torch.nn.init.zeros_(w),
+        lambda w: w.copy_(torch.zeros_like(w)),
+        lambda w: w.sub_(w.clone()),
+        lambda w: w.numpy().fill(0),
+    ],
+)
+def test_a_write_into_the_weight_of_a_mapped_file(tmp_path, write):
+    """The layer multiplies by the new bytes; the file has the old ones."""
+    qgemm.write(tmp_path / "model.gguf", {"w": weights()})
+    with qgemm.open(tmp_path / "model.gguf") as file:
+        layer = QLinear.from_tensor(file["w"])
+        assert_same(layer(X), QLinear.from_tensor(weights())(X))
+        with torch.no_grad():
+            write(layer.weight)
+        assert_same(layer(X), torch.zeros(3, 40))
+    with qgemm.open(tmp_path / "model.gguf") as file:
+        assert file["w"].blocks.tobytes() == weights().blocks.tobytes()
+
+
+def test_memory_that_cannot_be_written_is_copied(tmp_path):
+    """Blocks over bytes and over a mapping of the caller's own."""
+    w = weights()
+    w.blocks.tofile(tmp_path / "blocks")
+    for blocks in (
+        np.frombuffer(w.blocks.tobytes(), w.format.dtype),
+        np.memmap(tmp_path / "blocks", w.format.dtype, "r"),
+    ):
+        layer = QLinear.from_tensor(qgemm.Tensor(w.format, w.shape, blocks.reshape(w.blocks.shape)))
+        layer.weight.data.zero_()
+        assert_same(layer(X), torch.zeros(3, 40))
+
+
+# ---------------------------------------------------------------- copies and ranks
+
+
+def trained_model(path):
+    """A table, a layer with a bias and a layer with LoRA, over a file's tensors."""
+    with qgemm.open(path) as file:
+        table = QEmbedding.from_tensor(file["table"])
+        first = QLinear.from_tensor(file["first"], torch.nn.Parameter(normal(64)))
+        last = QLinear.from_tensor(file["last"])
+    last.add_lora(normal(2, 64, seed=1), torch.zeros(64, 2))
+    return torch.nn.Sequential(table, first, torch.nn.Tanh(), last)
+
+
+def write_model(path):
+    qgemm.write(path, {"table": weights(n=32), "first": weights(n=64, seed=1), "last": weights(n=64, blocks=1, seed=2)})
+
+
+def losses(model, x, steps=3):
+    """The loss of each step, and a value of the last that every rank must share."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    values = []
+    for _ in range(steps):
+        loss = (model(x) - 1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        values.append(loss.item())
+    return values
+
+
+def on_rank(rank, path, kind):
+    model, x = trained_model(path), torch.arange(4) + rank
+    want = model(x)
+    if kind == "ddp":
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    elif kind == "broadcast":  # as DeepSpeed's engine does with all parameters
+        wrapped = model
+        for parameter in model.parameters():
+            torch.distributed.broadcast(parameter.data, 0)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in (*model, model):
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+        wrapped = model
+        with pytest.raises(qgemm.UnsupportedError, match="sharded over ranks"):
+            model[1].dequantize()
+    assert_same(wrapped(x), want)
+    return losses(wrapped, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "broadcast", "fsdp"])
+def test_models_of_several_ranks_train(tmp_path, kind):
+    """Under DistributedDataParallel and fully_shard each rank's loss falls, by gradients of both."""
+    write_model(tmp_path / "model.gguf")
+    for values in ranks.run(2, on_rank, tmp_path / "model.gguf", kind):
+        assert values[0] > values[1] > values[2]
+
+
+def test_a_copy_is_written_alone(tmp_path):
+    write_model(tmp_path / "model.gguf")
+    model, x = trained_model(tmp_path / "model.gguf"), torch.arange(4)
+    other, want = copy.deepcopy(model), model(x)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    assert_same(other(x), torch.zeros(4, 64))
+    assert_same(model(x), want)
+    other.load_state_dict(model.state_dict())
+    assert_same(other(x), want)
