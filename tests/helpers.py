@@ -5,6 +5,7 @@ tests/strategies.py draws with Hypothesis; here nothing is drawn.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import re
@@ -254,6 +255,11 @@ def converted(source: Path, target: Path, fmt: str, **options: Any) -> dict[str,
 def left_over(folder: Path) -> list[str]:
     """Temporary files that a writer left behind."""
     return [name for name in os.listdir(folder) if name.startswith(".qgemm-")]
+
+
+def views_of_streams() -> list[Any]:
+    """Living views from BytesIO.getbuffer(); Python 3.12 crashes when the collector frees one with its stream."""
+    return [item for item in gc.get_objects() if type(item).__name__ == "_BytesIOBuffer"]
 
 
 def forked(work: Any) -> int:
