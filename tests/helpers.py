@@ -27,7 +27,7 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.formats import format_named
 
 DATA = Path(__file__).parent / "data"
-CHILD_SECONDS = 300  # of a forked process, below the time limit of a test
+CHILD_SECONDS = 300  # until a forked process is killed, below the time limit of a test
 EXCERPT = DATA / "minilm_excerpt.gguf"  # matrices of a trained model, a type each
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error of one conversion to the type
 
