@@ -26,7 +26,8 @@ else:
 
             names = module.__all__
             globals()["__all__"] = sorted([*names, *_ON_DEVICE])
-        globals().update({key: getattr(module, key) for key in names})
+        for key in names:
+            globals().setdefault(key, getattr(module, key))  # a program may have replaced a name
         try:
             return globals()[name]
         except KeyError:

@@ -5,9 +5,11 @@ tests/strategies.py draws with Hypothesis; here nothing is drawn.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import re
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,7 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.formats import format_named
 
 DATA = Path(__file__).parent / "data"
+CHILD_SECONDS = 300  # until a forked process is killed, below the time limit of a test
 EXCERPT = DATA / "minilm_excerpt.gguf"  # matrices of a trained model, a type each
 LARGEST_HALF = float(np.finfo(np.float16).max)
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error of one conversion to the type
@@ -301,12 +304,19 @@ def left_over(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.startswith(".qgemm-")]
 
 
+def views_of_streams() -> list[Any]:
+    """Living views from BytesIO.getbuffer(); Python 3.12 crashes when the collector frees one with its stream."""
+    return [item for item in gc.get_objects() if type(item).__name__ == "_BytesIOBuffer"]
+
+
 def forked(work: Any) -> int:
-    """A child process, which may be killed, that does `work` and ends."""
+    """A child process, which may be killed, that does `work` and ends; one that hangs is killed after CHILD_SECONDS."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about a fork beside BLAS's idle threads
         child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's handler would only raise, which work may catch
+        signal.alarm(CHILD_SECONDS)
         try:
             work()
         finally:

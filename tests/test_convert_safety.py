@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from files import model
-from helpers import converted, forked, left_over, normal
+from helpers import converted, forked, left_over, normal, views_of_streams
 
 import qgemm
+from qgemm.errors import GGUFAccessError
 from qgemm.files.atomic import replacing
 
 
@@ -40,7 +41,7 @@ def test_input_output_error(call, suffix, source, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(os, call, fail)
-        with pytest.raises(qgemm.GGUFAccessError, match=rf"y\.{suffix}: cannot be written: Input/output") as caught:
+        with pytest.raises(GGUFAccessError, match=rf"y\.{suffix}: cannot be written: Input/output") as caught:
             converted(source, target, "f32")
     assert caught.value.errno == errno.EIO
     assert target.read_bytes() == b"old"
@@ -56,18 +57,20 @@ def test_disk_full(suffix, source, tmp_path):
     for limit in [*range(0, len(before), len(before) // 20), len(before) - 1]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
         try:
-            with pytest.raises(qgemm.GGUFAccessError, match=rf"y\.{suffix}: cannot be written: File too large"):
+            with pytest.raises(GGUFAccessError, match=rf"y\.{suffix}: cannot be written: File too large") as caught:
                 converted(source, target, "f16")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert caught.value.errno == errno.EFBIG
         assert target.read_bytes() == before
         assert left_over(tmp_path) == []
+        assert views_of_streams() == []  # the error, which is still alive, holds all frames
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_read_only_folder(source, tmp_path):
     (tmp_path / "sub").mkdir(0o555)
-    with pytest.raises(qgemm.GGUFAccessError, match="cannot be written: Permission denied"):
+    with pytest.raises(GGUFAccessError, match="cannot be written: Permission denied"):
         converted(source, tmp_path / "sub" / "y.gguf", "q4_0")
 
 

@@ -119,11 +119,12 @@ def test_short_values_compare_by_one_product(fmt, dtype, data):
     positive = np.arange(1, 0x7C00, dtype=np.uint16).view(dtype)
     numbers, largest = positive.astype(np.float32), positive[-1]
     d = np.append(numbers[(numbers >= MIN_ABSMAX) & (numbers < 2**16)], MIN_ABSMAX)
+    exact = d.astype(np.float64)  # NumPy 1 rounds the product of a float64 scalar and a float32 array to float32
     for edge, e in zip(between, edges_of_x.astype(np.float64), strict=True):
-        near = np.clip(np.float64(edge) * d, -d, d).astype(dtype)
+        near = np.clip(edge * exact, -d, d).astype(dtype)
         for x in (near, np.nextafter(near, np.zeros_like(near)), np.nextafter(near, np.copysign(largest, near))):
             x = x.astype(np.float32)
-            np.testing.assert_array_equal(e * d - x < 0, x / d > edge)
+            np.testing.assert_array_equal(e * exact - x < 0, x / d > edge)
 
 
 def test_default_codebooks_are_looked_up_by_one_comparison():

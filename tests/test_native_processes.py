@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -19,7 +20,9 @@ from numpy.testing import assert_array_equal
 import qgemm
 from qgemm.cpu import native
 from qgemm.cpu.native import compiler, library, sources
+from qgemm.cpu.native.calls import POOL
 from qgemm.files import compiled
+from qgemm.once import Once
 
 pytestmark = [
     pytest.mark.compiles,
@@ -183,6 +186,83 @@ def test_a_compiler_that_fails(tmp_path):
     assert done.stderr.count("cc: no space left on device") == 1
     assert "products on the CPU stay slow, by NumPy" in done.stderr
     assert "NumPy alone: the C compiler failed" in done.stdout
+
+
+def stopped(times: int, tmp_path: Path, how: str) -> str:
+    """A compiler that is stopped as many times before it works."""
+    path = tmp_path / "stopped"
+    count = f"echo run >> {path}.runs; if [ $(wc -l < {path}.runs) -le {times} ]; then {how}; fi"
+    path.write_text(f'#!/bin/sh\n{count}\nexec {compiles_once(compiler.compiler().command)} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+MANY_PRODUCTS = """
+import warnings, numpy as np, qgemm
+w = qgemm.quantize(np.eye(256, dtype=np.float32), "q8_0")
+x = np.ones((2, 256), np.float32)
+for activation in ("a16", "a8"):
+    for _ in range(3):
+        assert np.abs(qgemm.matmul(x, w, activation) - 1).max() < 0.01
+print(qgemm.backends()["cpu"].detail)
+"""
+
+
+KILLED = "kill -9 $$", "echo 'cc: fatal error: Killed signal terminated cc1' >&2; exit 1"
+
+
+@pytest.mark.parametrize(("times", "how"), [(2, KILLED[0]), (1, KILLED[1]), (9, KILLED[0])])
+def test_a_compiler_that_is_stopped_runs_again(times, how, tmp_path, monkeypatch):
+    """Killed for lack of memory, it is no broken compiler unless it is killed each time."""
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", MANY_PRODUCTS)
+    done = program(tmp_path, CC=stopped(times, tmp_path, how))
+    assert done.returncode == 0
+    assert done.stderr.count("the next one compiles again: ") == 1  # Python shows a warning once
+    if times < library.ATTEMPTS:
+        assert "code compiled by" in done.stdout
+        assert "stay slow" not in done.stderr
+    else:
+        assert "NumPy alone: the C compiler failed" in done.stdout
+        assert done.stderr.count("products on the CPU stay slow, by NumPy: ") == 1
+        assert len((tmp_path / "stopped.runs").read_text().splitlines()) == library.ATTEMPTS
+
+
+def test_a_slow_compiler_is_no_broken_one(tmp_path, monkeypatch):
+    """One that exceeds the time limit, which is minutes, runs again for the next product."""
+    assert compiler.TIMEOUT >= 300
+    slow, calls = subprocess.run, []
+
+    def run(*words, timeout, **options):
+        calls.append(timeout)
+        if len(calls) == 1:
+            raise subprocess.TimeoutExpired("cc", timeout)
+        return slow(*words, timeout=timeout, **options)
+
+    by = compiler.compiler()
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiler.subprocess, "run", run)
+    monkeypatch.setattr(library, "_loaded", Once())
+    monkeypatch.setattr(library, "_stopped", [])
+    monkeypatch.setattr(library, "_own", lambda by: True)
+    load = library.Loader(lambda: library.library(POOL))
+    with pytest.warns(RuntimeWarning, match=f"the next one compiles again: {by.command[0]} was stopped after 300 s"):
+        assert load() is None
+    assert not library.reason()
+    assert load() is load() is not None
+    assert calls == [compiler.TIMEOUT] * 2
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.ENOMEM, errno.ENOEXEC, errno.EACCES])
+def test_a_compiler_that_cannot_start(error, monkeypatch):
+    """For lack of memory or processes it may start the next time; of the wrong kind it never does."""
+
+    def run(*words, **options):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(compiler.subprocess, "run", run)
+    with pytest.raises(compiler.CompileError, match=os.strerror(error)) as caught:
+        compiler.compiled(compiler.compiler(), POOL.file, POOL.words)
+    assert isinstance(caught.value, compiler.CompilerStopped) == (error in (errno.EAGAIN, errno.ENOMEM))
 
 
 def test_no_compiler(tmp_path):

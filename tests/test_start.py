@@ -106,6 +106,20 @@ assert qgemm.tensor.Tensor is Tensor
     assert set(qgemm.__all__) == {*api.__all__, "DeviceExperts", "DeviceTensor", "Planes"}
 
 
+@pytest.mark.parametrize("name", ["matmul", "DeviceTensor"])
+def test_a_name_that_a_program_replaces_stays_replaced(name):
+    """Whatever names come at their first use after it."""
+    code = f"""
+import qgemm
+qgemm.{name} = "mine"
+assert qgemm.quantize and qgemm.Planes and qgemm.__all__
+assert qgemm.{name} == "mine"
+del qgemm.{name}
+assert qgemm.{name}.__name__ == "{name}"
+"""
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
+
+
 def test_classes_of_a_device_come_when_they_are_used():
     """Without CuPy, and without the CUDA backend before."""
     code = """

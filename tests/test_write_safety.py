@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from files import ones, written
-from helpers import forked
+from helpers import forked, views_of_streams
 
 from qgemm import Tensor
 from qgemm.errors import GGUFAccessError, GGUFError
@@ -133,6 +133,7 @@ def test_disk_full(old, tmp_path):
         assert caught.value.errno == errno.EFBIG
         assert old.read_bytes() == before
         assert left_over(tmp_path) == []
+        assert views_of_streams() == []  # the error, which is still alive, holds all frames
 
 
 def test_targets_that_cannot_be_replaced(tmp_path):

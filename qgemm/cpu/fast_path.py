@@ -19,7 +19,7 @@ from .native.calls import TOKENS, Target
 from .native.libraries import loaded, source
 from .native.library import reason
 from .native.pool import ready
-from .native.products import scratch, scratch_bytes, template
+from .native.products import has_library, scratch, scratch_bytes, template
 from .products import multiply, multiply_gated
 
 FLOAT32 = np.dtype(np.float32)
@@ -89,12 +89,12 @@ def _plan(w: Tensor, activation: str | None) -> Plan | None:
     if activation not in (None, "a8", "a16") or w.ndim != 2 or 0 in w.shape or source(fmt) is None:
         return None
     engine = loaded(fmt) if fmt.integer or not a8 else None
+    if engine is None or (a8 and not has_library("a8")):
+        return None
     blocks = w.blocks
-    if engine is None or blocks.strides[-1] != fmt.block_bytes or blocks.strides[0] < 0:
+    if blocks.strides[-1] != fmt.block_bytes or blocks.strides[0] < 0:
         return None
     target = Target.from_buffer_copy(template(engine, fmt, w.shape, activation or "a16"))
-    if a8 and not target.quantize:
-        return None
     target.w, target.w_row = blocks.ctypes.data, blocks.strides[0]
     target.x_row, target.y_row = FLOAT32.itemsize * w.shape[1], FLOAT32.itemsize * w.shape[0]
     plan = w.plans[activation] = Plan(w.shape[0], w.shape[1], target, blocks if w.in_memory else None)

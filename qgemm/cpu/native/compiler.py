@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
@@ -23,6 +24,7 @@ FLAGS = (
 )  # fmt: skip
 NATIVE = ("-march=native",)  # machine code for the CPU at hand
 TIMEOUT = 300  # seconds: for a machine that is busy, and a first run of Zig, which compiles its own runtime
+SHORTAGES = errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE  # errors of fork and pipe that pass
 
 
 class Compiler(NamedTuple):
@@ -34,6 +36,10 @@ class Compiler(NamedTuple):
 
 class CompileError(QgemmError):
     """A C compiler that failed, with its output."""
+
+
+class CompilerStopped(CompileError):
+    """A C compiler that was stopped by TIMEOUT, a signal or a shortage: the next run may succeed."""
 
 
 @cache
@@ -77,18 +83,24 @@ def cpu() -> str:
 def compiled(by: Compiler, file: Path, words: Sequence[str]) -> bytes:
     """A shared library of one C file, whose includes lie beside it, with FLAGS and further words of the command.
 
-    CompileError has the compiler's message.
+    CompileError has the compiler's message; it is CompilerStopped where another run may succeed.
     """
     with tempfile.TemporaryDirectory(prefix="qgemm-") as folder:
         library = Path(folder, "library.so")
         command = [*by.command, *FLAGS, *words, "-o", str(library), str(file)]
         try:
             result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompileError(f"{by.command[0]}: {error}") from None
+        except subprocess.TimeoutExpired:
+            raise CompilerStopped(f"{by.command[0]} was stopped after {TIMEOUT} s") from None
+        except OSError as error:
+            kind = CompilerStopped if error.errno in SHORTAGES else CompileError
+            raise kind(f"{by.command[0]}: {error}") from None
         if result.returncode or not library.is_file():
             message = (result.stderr or result.stdout).strip().splitlines()[:12]
-            raise CompileError("\n".join([f"{by.command[0]} failed ({result.returncode}):", *message]))
+            # A compiler driver fails with "Killed" when its child gets SIGKILL, as from a system short of memory.
+            killed = result.returncode < 0 or "Killed" in "\n".join(message)
+            kind = CompilerStopped if killed else CompileError
+            raise kind("\n".join([f"{by.command[0]} failed ({result.returncode}):", *message]))
         return library.read_bytes()
 
 

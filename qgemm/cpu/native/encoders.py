@@ -21,7 +21,7 @@ from qgemm.formats import iq4_nl, iq4_xs
 
 from .calls import TABLE, fields
 from .library import library, reason
-from .pool import run
+from .pool import pooled, run
 from .products import UNFUSED
 from .sources import Source, source_of
 
@@ -255,7 +255,7 @@ def _edges(fmt: Format) -> dict[str, NDArray[Any]]:
 
 def _engine(fmt: Format) -> ctypes.CDLL | None:
     """The library that encodes a format's blocks; None: NumPy must."""
-    return library(BLOCKS) if compiles_blocks(fmt) and not reason() else None
+    return pooled(BLOCKS) if compiles_blocks(fmt) and not reason() else None
 
 
 def _of_codebook(x: Floats, importance: Floats | None, groups: int) -> tuple[Floats, NDArray[np.int8], Bytes] | None:

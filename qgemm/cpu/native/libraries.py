@@ -16,7 +16,8 @@ from qgemm.formats import FORMATS
 from . import prebuilt
 from .calls import OF_TILE, OF_TYPES, TOKENS, Decoding, fields
 from .compiler import compiler
-from .library import library, reason
+from .library import Loader, reason
+from .pool import pooled
 from .sources import Source, folder, source_of
 
 
@@ -86,14 +87,14 @@ def serves(fmt: Format) -> bool:
     return fmt.levels is not None and not reason()
 
 
-@cache
+@Loader
 def loaded(fmt: Format) -> ctypes.CDLL | None:
     """The library of a format, None where it cannot be compiled; codebooks of floats share one."""
     if fmt.needs_table and not fmt.family and fmt.name in FORMATS and fmt is not FORMATS[fmt.name]:
         return loaded(FORMATS[fmt.name])
     library_source = source(fmt)
     assert library_source is not None, "multiplied_as gives formats with a source"
-    code = library(library_source)
+    code = pooled(library_source)
     return code if code is None else sized(code)
 
 

@@ -9,7 +9,7 @@ import platform
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cache
 from time import perf_counter
@@ -23,16 +23,19 @@ from qgemm.version import pip_install
 
 from . import prebuilt
 from .calls import POOL
-from .compiler import FLAGS, NATIVE, CompileError, Compiler, compiled, compiler, cpu, stamp, stamped
+from .compiler import FLAGS, NATIVE, CompileError, Compiler, CompilerStopped, compiled, compiler, cpu, stamp, stamped
 from .sources import Source, digest
 
 DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
 NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # features of the CPUs that kernels/cpu/vec/ serves
 
+ATTEMPTS = 3  # runs of a compiler that are stopped before it counts as broken
+
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = new_lock()
 _compiled = threading.local()  # count: libraries that this thread has compiled
 _failed: list[str] = []  # the reason of the first failure, once there was one
+_stopped: list[CompilerStopped] = []  # compilers that were stopped, which is no failure up to ATTEMPTS
 
 
 def reason() -> str:
@@ -65,8 +68,38 @@ def origin() -> str:
 
 
 def library(source: Source) -> ctypes.CDLL | None:
-    """The library of a source, None where there is none. The first failure warns, and disables all compiled code."""
-    return _loaded.get(source, lambda: None if reason() else _library(source))
+    """The library of a source, None where there is none. The first failure warns, and disables all compiled code.
+
+    A compiler that was stopped is no failure: the next call runs it again, up to ATTEMPTS times in a process.
+    """
+    try:
+        return _loaded.get(source, lambda: None if reason() else _library(source))
+    except CompilerStopped:
+        return None
+
+
+class Loader:
+    """A function that returns a library, with a cache, but no cached None while another call may succeed."""
+
+    def __init__(self, load: Callable[..., ctypes.CDLL | None]) -> None:
+        @cache
+        def load_once(*key: Hashable) -> ctypes.CDLL | None:
+            code = load(*key)
+            if code is None and not reason():
+                raise _NotYet
+            return code
+
+        self._load_once, self.cache_clear = load_once, load_once.cache_clear
+
+    def __call__(self, *key: Hashable) -> ctypes.CDLL | None:
+        try:
+            return self._load_once(*key)
+        except _NotYet:
+            return None
+
+
+class _NotYet(Exception):
+    """There is no library now; functools.cache keeps no exception."""
 
 
 def built(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str = "") -> bytes:
@@ -122,6 +155,12 @@ def _library(source: Source) -> ctypes.CDLL | None:
         return _load(built(by, source, NATIVE, cpu()))
     except (QgemmError, OSError) as error:
         with _warning:
+            if isinstance(error, CompilerStopped):
+                _stopped.append(error)
+                if len(_stopped) < ATTEMPTS:
+                    text = f"this product is slow, by NumPy, and the next one compiles again: {error}"
+                    warnings.warn(text, RuntimeWarning, stacklevel=5)
+                    raise
             if not _failed:
                 problem = "there is" if by is None else "the C compiler failed:"
                 _failed.append(f"{problem} {str(error).splitlines()[0]}")

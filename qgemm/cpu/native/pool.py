@@ -5,19 +5,19 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-from functools import cache
 from typing import Any
 
 from qgemm import parallel
 from qgemm.log import logger
 
 from .calls import CHUNKS, POOL
-from .library import library
+from .library import Loader, library
+from .sources import Source
 
 _threads = 0  # that the pool has
 
 
-@cache
+@Loader
 def pool() -> ctypes.CDLL | None:
     """The library; None where nothing can be compiled."""
     code = library(POOL)
@@ -34,11 +34,17 @@ def pool() -> ctypes.CDLL | None:
     return code
 
 
+def pooled(source: Source) -> ctypes.CDLL | None:
+    """The library of a source whose functions run on the pool; None where there is not both."""
+    code = library(source)
+    return None if code is None or pool() is None else code
+
+
 def ready() -> ctypes.CDLL:
     """The library, with the number of threads that is set now."""
     global _threads
     code, threads = pool(), parallel.threads()
-    assert code is not None, "no library is loaded without it"
+    assert code is not None, "`pooled` says so"
     if threads != _threads and code.qgemm_threads(threads):
         _threads = threads
         logger.info("%d threads share a product on the CPU", threads)

@@ -18,8 +18,8 @@ from qgemm.tensor import Tensor
 
 from .calls import A8, A16, FLOATS, LEAST_TILED, ROWS, TABLE, TARGETS, TOKENS, TYPES, Decoding, Target, fields
 from .libraries import loaded, multiplied_as, serves, sized, source
-from .library import compiles, library, reason
-from .pool import pool, ready, run
+from .library import Loader, compiles, library, reason
+from .pool import pool, pooled, ready, run
 from .sources import source_of
 
 UNFUSED = ("-ffp-contract=off",)  # for rounding that NumPy does in two steps
@@ -81,9 +81,9 @@ def quantize_groups(x: Floats, group: int) -> Blocks | None:
     return blocks
 
 
-@cache
+@Loader
 def _quantizer() -> ctypes.CDLL | None:
-    return library(QUANTIZER)
+    return pooled(QUANTIZER)
 
 
 def preparation(formats: Sequence[Format], kinds: Sequence[str]) -> list[Callable[[], bool]]:
@@ -132,7 +132,7 @@ def multiplies(products: Sequence[Product], activation: str) -> bool:
         return False
     engines = [loaded(multiplied_as(p.w.format)) for p in products]
     decoded = [p for p in products if multiplied_as(p.w.format) != p.w.format]
-    return None not in engines and _ready(activation) and not any(p.finishes for p in decoded)
+    return None not in engines and has_library(activation) and not any(p.finishes for p in decoded)
 
 
 def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
@@ -170,7 +170,7 @@ def _as_multiplied(activation: str) -> str:
     return "a16" if activation == group_activations.E4M3 else activation
 
 
-def _ready(activation: str) -> bool:
+def has_library(activation: str) -> bool:
     """Whether there is the library, of no format, that a kind of activations needs."""
     if activation == "a8_g256":
         return eight_bit_library() is not None
@@ -254,7 +254,7 @@ def template(engine: ctypes.CDLL | None, fmt: Format, shape: tuple[int, int], ac
     )  # fmt: skip
 
 
-@cache
+@Loader
 def eight_bit_library() -> ctypes.CDLL | None:
     """The library that multiplies codes of eight bits of any format."""
     code = None if _quantizer() is None else library(EIGHT_BITS)

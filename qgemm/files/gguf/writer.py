@@ -89,7 +89,7 @@ class Draft:
     """
 
     def __init__(
-        self, where: str, fd: int, plans: Mapping[str, Mapping[str, Plan]], head: memoryview, alignment: int
+        self, where: str, fd: int, plans: Mapping[str, Mapping[str, Plan]], head: bytes, alignment: int
     ) -> None:
         """head: the bytes before the data of the tensors."""
         self.where, self.plans = where, plans
@@ -100,7 +100,7 @@ class Draft:
                 self._next[part], self._end[part] = start, start + plan.nbytes
                 start += -(-plan.nbytes // alignment) * alignment
         allocate(fd, start)
-        write_at(fd, 0, head)
+        write_at(fd, 0, memoryview(head))
 
     def append(self, part: str, piece: NDArray[Any] | memoryview) -> None:
         """Write the next bytes of a part of a tensor; parts may be written in any order."""
@@ -160,7 +160,7 @@ class _Writer(GGUFWriter):
     seconds for a large array. It also opens files by name, so it gets no name here.
     """
 
-    def head(self) -> memoryview:
+    def head(self) -> bytes:
         """The bytes before the data of the tensors: header, metadata, names and shapes, padding."""
         buffer = io.BytesIO()
         file: Any = io.BufferedWriter(buffer)
@@ -170,7 +170,7 @@ class _Writer(GGUFWriter):
         self.write_ti_data_to_file()
         self.write_padding(file, file.tell())
         file.flush()
-        return buffer.getbuffer()
+        return buffer.getvalue()  # without a copy; a view of the buffer in a reference cycle crashes Python 3.12
 
     def _pack_val(
         self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
