@@ -10,10 +10,11 @@ from itertools import combinations
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from .codec.float_types import DType
 from .codec.format import FLOATS, Format, float_dtype, float_name
-from .codec.group_activations import E4M3, GROUPS, multiplies
+from .codec.group_activations import E4M3, GROUP_COLUMNS, multiplies
 from .errors import ShapeError, UnsupportedError
 
 Activation = Literal["a16", "a8", "a8_g256", "e4m3_g256"]
@@ -120,7 +121,7 @@ def check_prepared(prepared: str | None, activation: str) -> None:
     """UnsupportedError if x was prepared for another activation than the one that multiplies it."""
     if prepared not in (None, activation):
         values = "e4m3 numbers" if prepared == E4M3 else "codes of eight bits"
-        kind = f"{values} a group of {GROUPS[prepared]}" if prepared in GROUPS else "Q8_1"
+        kind = f"{values} a group of {GROUP_COLUMNS[prepared]}" if prepared in GROUP_COLUMNS else "Q8_1"
         raise UnsupportedError(f"prepared activations are {kind} for activation {prepared!r}, got {activation!r}")
 
 
@@ -160,7 +161,7 @@ def check_epilogue(added: Epilogue, shape: tuple[int, ...]) -> None:
             raise TypeError(f"{name} must be of float16, float32, float64 or bfloat16, got {array.dtype}")
 
 
-def check_out(out: Array, shape: tuple[int, ...], dtype: DTypeLike | None) -> None:
+def check_out(out: Array, shape: tuple[int, ...], dtype: DType | None) -> None:
     """ShapeError unless `out` has y's shape; TypeError unless it is of floats, UnsupportedError for a second dtype."""
     name = str(out.dtype).removeprefix("torch.")
     if name not in FLOATS:
@@ -208,7 +209,7 @@ class _Memory:
             return True
 
 
-def output_dtype(dtype: DTypeLike | None) -> np.dtype[Any]:
+def output_dtype(dtype: DType | None) -> np.dtype[Any]:
     """The dtype of a new y: the argument, float32 without one."""
     return float_dtype(np.float32 if dtype is None else dtype)
 

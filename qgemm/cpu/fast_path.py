@@ -10,12 +10,13 @@ import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from qgemm.arguments import NO_EPILOGUE, Array, Epilogue, Gated
+from qgemm.codec.float_types import DType
 from qgemm.tensor import Tensor
 
-from .native.calls import TOKENS, Target
+from .native.calls import PACKED_TOKENS, Target
 from .native.libraries import loaded, source
 from .native.library import reason
 from .native.pool import ready
@@ -36,7 +37,7 @@ class Plan(NamedTuple):
 
 def product(
     w: Tensor, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
-    dtype: DTypeLike | None, gated: Gated | None = None,
+    dtype: DType | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.matmul`, or of `gated`: by the plan of w if it serves x, else with all checks and conversions."""
     if bias is None and residual is None and dtype is None and gated is None:
@@ -55,7 +56,7 @@ def product(
 def _planned(plan: Plan, w: Tensor, x: NDArray[Any], out: Any) -> NDArray[Any] | None:
     """y [..., N] for x [..., K], in `out` if there is one; None if arrays must be checked or converted first."""
     *leading, k = x.shape or (0,)
-    if k != plan.k or not k <= x.size <= TOKENS * k or not (x.flags.c_contiguous and x.flags.aligned):
+    if k != plan.k or not k <= x.size <= PACKED_TOKENS * k or not (x.flags.c_contiguous and x.flags.aligned):
         return None
     shape = (*leading, plan.n)
     if out is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import FORMAT as GROUPED
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
@@ -173,14 +173,14 @@ def _quantizes_x(jobs: Sequence[tuple[Kernel, Sequence[int]]], products: Sequenc
 def _form(kernel: Kernel, source: Source, activation: str, device: int, inside: bool) -> Form:
     """x as a kernel reads it: the call's x for a16 and, `inside`, where the kernel quantizes it itself."""
     m, k, x = source.m, source.k, C_TYPES[source.dtype]
-    if activation in GROUPS and not source.prepared:
+    if activation in GROUP_COLUMNS and not source.prepared:
         GROUPED.blocks_in(k, "activations")
     if activation == "a16" or inside:
         return Form(x)
-    if activation in GROUPS and source.prepared:
+    if activation in GROUP_COLUMNS and source.prepared:
         return Form(EIGHT_BITS)
-    if activation in GROUPS:
-        nbytes = group_activations.nbytes(m, k, GROUPS[activation])
+    if activation in GROUP_COLUMNS:
+        nbytes = group_activations.nbytes(m, k, GROUP_COLUMNS[activation])
         return Form(EIGHT_BITS, partial(quantize_groups_launch, device, x, k, m, activation), nbytes)
     if not source.prepared:
         ACTIVATIONS.blocks_in(k, "activations")
