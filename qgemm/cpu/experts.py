@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from qgemm.arguments import NO_EPILOGUE, Array, Epilogue, Gated, Weights
 from qgemm.arrays import as_numpy
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import floats
 from qgemm.routing import (
     Layer,
@@ -29,7 +30,7 @@ Bias = NDArray[Any] | None  # [E, N]
 
 def matmul(
     x: Array, w: Tensor, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
-    dtype: DTypeLike | None, check_ids: bool,
+    dtype: DType | None, check_ids: bool,
 ) -> Any:  # fmt: skip
     """y [T, top_k, N] of `qgemm.moe_matmul`; x is quantized once."""
     kind = check_product(x, w, ids, activation, check_ids)
@@ -48,7 +49,7 @@ def matmul(
 
 def feed_forward(
     x: Array, gate_up: Weights | Sequence[Weights], down: Tensor, ids: Array, weights: Array, activation: str,
-    biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None, check_ids: bool,
+    biases: Sequence[Array | None] | None, out: Array | None, dtype: DType | None, check_ids: bool,
 ) -> Any:  # fmt: skip
     """y [T, K] of `qgemm.moe`."""
     layer = check_layer(x, gate_up, down, ids, activation, biases, check_ids)

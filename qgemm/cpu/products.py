@@ -11,7 +11,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from qgemm.arguments import (
     NO_EPILOGUE,
@@ -33,6 +33,7 @@ from qgemm.arguments import (
 from qgemm.arguments import epilogues as epilogues_of
 from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
 from qgemm.codec import group_activations, q8_1_f32
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import FLOATS, float_name, floats
 from qgemm.codec.group_activations import E4M3
 from qgemm.errors import UnsupportedError
@@ -59,7 +60,7 @@ class Job(NamedTuple):
 
 def multiply_many(
     x: Array, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
-    outs: Sequence[Array | None] | None, dtype: DTypeLike | None,
+    outs: Sequence[Array | None] | None, dtype: DType | None,
 ) -> list[Any] | None:  # fmt: skip
     """The list of `qgemm.matmul_many`; None if some weights are no Tensors."""
     if not all(isinstance(w, Tensor) for w in weights):
@@ -70,7 +71,7 @@ def multiply_many(
 
 def multiply(
     x: Array, weights: Sequence[Tensor], activation: str | None, epilogues: Sequence[Epilogue],
-    outs: Sequence[Array | None], dtype: DTypeLike | None,
+    outs: Sequence[Array | None], dtype: DType | None,
 ) -> list[Any]:  # fmt: skip
     """y of each product, in `outs` or as arrays of x's library; "a8" quantizes x once for all of them."""
     values, kind = _read(x, weights, activation)
@@ -93,7 +94,7 @@ def multiply(
 
 def multiply_gated(
     x: Array, gate: Tensor, gated: Gated, activation: str | None, bias: Array | None, out: Array | None,
-    dtype: DTypeLike | None,
+    dtype: DType | None,
 ) -> Any:  # fmt: skip
     """function(x @ gate.T + bias) * (x @ up.T + its bias), in `out` or as an array of x's library."""
     weights = gate, gated.up
@@ -148,7 +149,7 @@ def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
     check_shapes(x.shape, w)
 
 
-def _output(x: Array, dtype: DTypeLike | None) -> tuple[np.dtype[Any], bool]:
+def _output(x: Array, dtype: DType | None) -> tuple[np.dtype[Any], bool]:
     """The dtype of a new y, and whether y is float32 that x's library rounds to bfloat16."""
     name = float_name(np.float32 if dtype is None else dtype)
     rounds = type(x) is not np.ndarray and rounds_itself(x, name)
@@ -160,7 +161,7 @@ def _returned(x: Array, y: NDArray[Any], rounds: bool) -> Any:
     return y if type(x) is np.ndarray else like(x, y, rounds)
 
 
-def target_of(out: Array, shape: tuple[int, ...], dtype: DTypeLike | None) -> NDArray[Any]:
+def target_of(out: Array, shape: tuple[int, ...], dtype: DType | None) -> NDArray[Any]:
     """The memory of `out`, if it fits."""
     memory = as_target(out)
     check_out(memory if torch_of(out) is None else out, shape, dtype)
@@ -169,7 +170,7 @@ def target_of(out: Array, shape: tuple[int, ...], dtype: DTypeLike | None) -> ND
 
 
 def handed_back(
-    x: Array, y: NDArray[np.float32], out: Array | None, target: NDArray[Any] | None, dtype: DTypeLike | None
+    x: Array, y: NDArray[np.float32], out: Array | None, target: NDArray[Any] | None, dtype: DType | None
 ) -> Any:
     """A new float32 y in `out`, whose memory is `target`, or as an array of x's library and the dtype."""
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data

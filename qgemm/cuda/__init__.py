@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qgemm.arguments import Activation, Array, Weights
 from qgemm.backend import PRODUCTS, Status
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, float_name
 from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.routing import check_layer, check_product
@@ -36,7 +37,7 @@ class CudaBackend:
 
     def moe_matmul(
         self, x: Array, w: DeviceExperts, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
-        dtype: DTypeLike | None, check_ids: bool,
+        dtype: DType | None, check_ids: bool,
     ) -> Any:  # fmt: skip
         """y [T, top_k, N]; a call like an earlier one by its launches."""
         if activation in (None, "a16") and not check_ids and type(w) is DeviceExperts:
@@ -49,7 +50,7 @@ class CudaBackend:
 
     def moe(
         self, x: Array, gate_up: Weights | Sequence[Weights], down: DeviceExperts, ids: Array, weights: Array,
-        activation: str, biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None,
+        activation: str, biases: Sequence[Array | None] | None, out: Array | None, dtype: DType | None,
         check_ids: bool,
     ) -> Any:  # fmt: skip
         """y [T, K]; a call like an earlier one by its launches."""
@@ -70,11 +71,11 @@ class CudaBackend:
         require("an array on a CUDA device")
         return planes.quantize(x, fmt) if fmt.tile.bit_planes else encode.quantize(x, fmt, importance)
 
-    def dequantize(self, w: DeviceTensor, dtype: DTypeLike) -> Any:
+    def dequantize(self, w: DeviceTensor, dtype: DType) -> Any:
         """The weights as a CuPy array [N, K]."""
         return w.dequantize(dtype)
 
-    def rows(self, w: DeviceTensor, index: NDArray[Any], dtype: DTypeLike) -> Any:
+    def rows(self, w: DeviceTensor, index: NDArray[Any], dtype: DType) -> Any:
         """Rows of a matrix, by an index on its device, as an array of the index's library."""
         return w.rows(index, float_name(dtype))
 

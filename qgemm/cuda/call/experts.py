@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from qgemm import arguments
+from qgemm.codec.float_types import DType
 from qgemm.cuda.kernels.expert_tiles import Size
 from qgemm.cuda.kernels.routes import MAX_SLOTS, MAX_TOP_K, route
 from qgemm.cuda.layout import tile as tiles
@@ -32,7 +31,7 @@ def matmul(
     ids: arguments.Array,
     bias: arguments.Array | None,
     out: arguments.Array | None,
-    dtype: DTypeLike | None,
+    dtype: DType | None,
 ) -> Any:
     """y [T, top_k, N] = x @ w[ids].T + bias[ids], by the launches of a call before or by the slow path."""
     y = replayed_matmul(w, x, ids, bias, out, dtype)
@@ -58,7 +57,7 @@ def matmul(
 def feed_forward(
     x: arguments.Array, gate_up: Sequence[DeviceExperts], down: DeviceExperts, ids: arguments.Array,
     weights: arguments.Array, activation: str, biases: Sequence[arguments.Array | None] | None,
-    out: arguments.Array | None, dtype: DTypeLike | None,
+    out: arguments.Array | None, dtype: DType | None,
 ) -> Any:  # fmt: skip
     """y [T, K], by the launches of a call before or by the slow path.
 
@@ -96,7 +95,7 @@ def replayed_matmul(
     ids: arguments.Array,
     bias: arguments.Array | None,
     out: arguments.Array | None,
-    dtype: DTypeLike | None,
+    dtype: DType | None,
 ) -> Any:
     """y of `qgemm.moe_matmul` by the launches of a call before; None if there is none like it."""
     return replayed(w.plans, *_product_key(x, ids, bias, out, dtype))
@@ -105,7 +104,7 @@ def replayed_matmul(
 def replayed_layer(
     down: DeviceExperts, x: arguments.Array, gate_up: arguments.Weights | Sequence[arguments.Weights],
     ids: arguments.Array, weights: arguments.Array, function: str, biases: Sequence[arguments.Array | None] | None,
-    out: arguments.Array | None, dtype: DTypeLike | None,
+    out: arguments.Array | None, dtype: DType | None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.moe` by the launches of a call before; None if there is none like it."""
     try:
@@ -120,7 +119,7 @@ def _product_key(
     ids: arguments.Array,
     bias: arguments.Array | None,
     out: arguments.Array | None,
-    dtype: DTypeLike | None,
+    dtype: DType | None,
 ) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a product."""
     arrays = (x, ids) if out is None else (x, out, ids)
@@ -135,7 +134,7 @@ def _layer_key(
     function: str,
     biases: Sequence[arguments.Array | None] | None,
     out: arguments.Array | None,
-    dtype: DTypeLike | None,
+    dtype: DType | None,
 ) -> tuple[Scalars, CallArrays]:
     """The scalar arguments and the arrays of a layer."""
     first = function, dtype, out is None
@@ -164,7 +163,7 @@ def _read(call: Call, x: arguments.Array, ids: arguments.Array, *others: tuple[s
 
 
 def _target(
-    call: Call, shape: tuple[int, ...], out: arguments.Array | None, dtype: DTypeLike | None, reads: Sequence[Array]
+    call: Call, shape: tuple[int, ...], out: arguments.Array | None, dtype: DType | None, reads: Sequence[Array]
 ) -> tuple[Array, Array]:
     """y, and the array that kernels store it into: the same, or float32 where they cannot write in place."""
     y = target(call, out, shape, dtype)

@@ -12,11 +12,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from qgemm import arguments
 from qgemm.arguments import Epilogue, output_dtype
 from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, on_device, stream_of
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import FLOATS
 from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
 from qgemm.cuda.driver.workspace import relaxed_capture
@@ -47,7 +47,7 @@ class Product(NamedTuple):
 
 def multiply(
     x: Any, weights: Sequence[DeviceTensor], activation: str | None, epilogues: Sequence[Epilogue],
-    outs: Sequence[Any], dtype: DTypeLike | None, function: str = "",
+    outs: Sequence[Any], dtype: DType | None, function: str = "",
 ) -> Call:  # fmt: skip
     """The call of y = x @ w.T + epilogue of all of the weights, as `qgemm.matmul_many` has it.
 
@@ -218,7 +218,7 @@ def read(
 
 
 def target(
-    call: Call, out: arguments.Array | None, shape: tuple[int, ...], dtype: DTypeLike | None, index: int = 0
+    call: Call, out: arguments.Array | None, shape: tuple[int, ...], dtype: DType | None, index: int = 0
 ) -> Array:
     """An output by its index: the memory of `out`, whatever its type and strides, or a new array."""
     if out is None:

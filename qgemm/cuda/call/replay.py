@@ -18,10 +18,9 @@ from operator import attrgetter, is_
 from types import CodeType
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from qgemm.arguments import Array, Epilogue, Gated
 from qgemm.arguments import epilogues as epilogues_of
+from qgemm.codec.float_types import DType
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.driver.graph import graph_of
 from qgemm.cuda.driver.workspace import workspace
@@ -63,7 +62,7 @@ class Replay:
 
 def product(
     w: DeviceTensor, x: Array | DeviceActivations, activation: str | None, bias: Array | None, residual: Array | None,
-    out: Array | None, dtype: DTypeLike | None, gated: Gated | None = None,
+    out: Array | None, dtype: DType | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.matmul`, by the launches of a call before or by the slow path; of `qgemm.gated` where w is a gate."""
     plans: Plans = w.plans
@@ -95,7 +94,7 @@ def product(
 
 def products(
     x: Array | DeviceActivations, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
-    outs: Sequence[Any] | None, dtype: DTypeLike | None,
+    outs: Sequence[Any] | None, dtype: DType | None,
 ) -> list[Any] | None:  # fmt: skip
     """The list of `qgemm.matmul_many`, by the launches of a call before or by the slow path.
 
@@ -120,7 +119,7 @@ def call_key(
     x: Array | DeviceActivations,
     kind: str | None,
     outs: Sequence[Any] | None,
-    dtype: DTypeLike | None,
+    dtype: DType | None,
     scalars: Scalars,
     added: CallArrays,
 ) -> tuple[Scalars, CallArrays]:
