@@ -125,8 +125,8 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda.call import experts as of_experts
     from qgemm.cuda.call import grouped
+    from qgemm.cuda.call import plan as launches
     from qgemm.cuda.kernels import moe_prefill_sm80
     from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
     from qgemm.cuda.kernels.routes import WGMMA
@@ -147,7 +147,7 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
         for arch, tile in roads:
             kind = gpu(cupy.cuda.Device().id)._replace(sm=arch)
             with (
-                patch.object(of_experts, "gpu", lambda device, kind=kind: kind),
+                patch.object(launches, "gpu", lambda device, kind=kind: kind),
                 patch.object(grouped, "gpu", lambda device, kind=kind: kind),
                 patch.object(grouped, "token_tile", lambda *sizes, tile=tile: tile),
             ):

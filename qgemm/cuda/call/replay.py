@@ -87,9 +87,7 @@ def product(
     weights, epilogues, function = [w], [Epilogue(bias, residual)], ""
     if gated is not None:
         weights, epilogues, function = [w, gated.up], [Epilogue(bias), Epilogue(gated.bias)], gated.function
-    call = multiply(x, weights, activation, epilogues, [out], dtype, function)
-    remember(plans, call, *key)
-    return call.ys[0]
+    return remember(plans, multiply(x, weights, activation, epilogues, [out], dtype, function), *key)
 
 
 def products(
@@ -107,12 +105,11 @@ def products(
     added = () if epilogues is None else tuple([array for epilogue in epilogues for array in epilogue])
     key = call_key(x, activation, outs, dtype, serials, added)
     ys: list[Any] | None = replayed(plans, *key)
-    if ys is not None:
-        return ys
-    epilogues = epilogues_of(len(weights), None, None, outs) if epilogues is None else epilogues
-    call = multiply(x, weights, activation, epilogues, [None] * len(weights) if outs is None else outs, dtype)
-    remember(plans, call, *key, single=False)
-    return call.ys
+    if ys is None:
+        epilogues = epilogues_of(len(weights), None, None, outs) if epilogues is None else epilogues
+        call = multiply(x, weights, activation, epilogues, [None] * len(weights) if outs is None else outs, dtype)
+        ys = remember(plans, call, *key, single=False)
+    return ys
 
 
 def call_key(
@@ -184,20 +181,21 @@ def _key(scalars: Scalars, arrays: CallArrays, library: Library) -> Any:
 
 def remember(
     plans: Plans, call: Call, scalars: Scalars, arrays: CallArrays, single: bool = True, copies: bool = True
-) -> None:
-    """Keep the launches of a call, and say in the log which kernels they are.
+) -> Any:
+    """Keep the launches of a call, and say in the log which kernels they are -> y.
 
-    single: whether a replay returns y, not a list. copies: see Replay.
+    single: whether y is one array, not a list. copies: see Replay.
     """
-    key = _key(scalars, arrays, call.library)
+    y, key = call.ys[0] if single else call.ys, _key(scalars, arrays, call.library)
     if key is None or not call.replayable or not call.launches or len(call.scratch) > MAX_SCRATCH:
-        return
+        return y
     if logger.isEnabledFor(logging.INFO):
         for kernel, p in call.kernels:
             logger.info("%s: %s, config %s", p, kernel.name, kernel.choose(p))
     if len(plans) >= MAX_PLANS:
         plans.clear()
     plans[key] = Replay(_run(call, single), call.outs, copies, call.device)
+    return y
 
 
 def _run(call: Call, single: bool) -> Callable[..., Any]:
