@@ -89,6 +89,31 @@ class Gated(NamedTuple):
     bias: Any = None
 
 
+class Request(NamedTuple):
+    """The products of a call, as every backend gets them: weights, their epilogues, and an output of each or None.
+
+    function: "", or the gate of two products with one output: y = function(first product) * (second product).
+    """
+
+    weights: Sequence[Any]
+    epilogues: Sequence[Epilogue]
+    outs: Sequence[Any]
+    function: str = ""
+
+
+def one_product(w: Any, bias: Any, residual: Any, out: Any, gated: Gated | None = None) -> Request:
+    """The call of `qgemm.matmul`; with `gated`, of `qgemm.gated`, whose gate is w."""
+    if gated is None:
+        return Request((w,), (Epilogue(bias, residual),), (out,))
+    return Request((w, gated.up), (Epilogue(bias), Epilogue(gated.bias)), (out,), gated.function)
+
+
+def several_products(weights: Sequence[Any], added: Sequence[Epilogue] | None, outs: Sequence[Any] | None) -> Request:
+    """The call of `qgemm.matmul_many`; added: None if nothing is added to any product."""
+    added = epilogues(len(weights), None, None, outs) if added is None else added
+    return Request(weights, added, [None] * len(weights) if outs is None else outs)
+
+
 def epilogues(
     weights: int, biases: Sequence[Any] | None, residuals: Sequence[Any] | None, outs: Sequence[Any] | None
 ) -> list[Epilogue]:
@@ -181,7 +206,7 @@ def check_elements(out: Any) -> None:
 
 def check_apart(outs: Sequence[Any]) -> None:
     """UnsupportedError if two outputs, arrays of NumPy or CuPy, share memory: one product would overwrite another's."""
-    ranges = [_Memory(out) for out in outs]
+    ranges = [_Memory(out) for out in outs] if len(outs) > 1 else []
     for i, j in combinations(range(len(ranges)), 2):
         if ranges[i].overlaps(ranges[j]):
             raise UnsupportedError(f"outs[{i}] and outs[{j}] share memory: one product would overwrite the other's")

@@ -16,15 +16,7 @@ from qgemm.cuda.problem import C_TYPES, Routed
 from qgemm.cuda.tensor import DeviceExperts
 from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
-from qgemm.routing import (
-    INTEGERS,
-    Layer,
-    check_layer,
-    check_of_experts,
-    check_product,
-    check_routing,
-    check_weights_of,
-)
+from qgemm.routing import INTEGERS, Layer, check_layer, check_of_experts, check_product, check_routing, check_weights_of
 
 from . import grouped
 from .arrays import NOTHING, SIZES, Array, Call, X
@@ -40,47 +32,11 @@ def matmul(
     """y [T, top_k, N] = x @ w[ids].T + bias[ids], by the launches of a call before or by the slow path."""
     if check_ids or activation not in (None, "a16"):
         _check_product(x, w, ids, activation, check_ids)
-    key = call_key(x, None, None if out is None else (out,), dtype, (), (ids, bias))
-    y = replayed(w.plans, *key)
-    if y is None:
-        _check_product(x, w, ids, activation)
-        y = remember(w.plans, _multiply(x, w, ids, bias, out, dtype), *key, copies=False)
-    return y
-
-
-def feed_forward(
-    x: AnyArray, gate_up: Weights | Sequence[Weights], down: DeviceExperts, ids: AnyArray, weights: AnyArray,
-    activation: str, biases: Sequence[AnyArray | None] | None, out: AnyArray | None, dtype: DType | None,
-    check_ids: bool,
-) -> Any:  # fmt: skip
-    """y [T, K] of a layer, by the launches of a call before or by the slow path."""
-    if check_ids:
-        check_layer(x, gate_up, down, ids, activation, biases, check_ids)
-    if type(gate_up) not in (tuple, list):
-        gate_up = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)  # type: ignore[arg-type]
-    serials = tuple([getattr(w, "serial", None) for w in gate_up])  # type: ignore[union-attr]
-    added = (ids, weights) if biases is None else (ids, weights, *biases)
-    key = call_key(x, activation, None if out is None else (out,), dtype, serials, added)
-    y = replayed(down.plans, *key)
-    if y is None:
-        layer = check_layer(x, gate_up, down, ids, activation, biases, False)
-        y = remember(down.plans, _feed_forward(x, layer, ids, weights, out, dtype), *key, copies=False)
-    return y
-
-
-# ---------------------------------------------------------------- the slow path
-
-
-def _check_product(
-    x: AnyArray, w: DeviceExperts, ids: AnyArray, activation: str | None, check_ids: bool = False
-) -> None:
-    if check_product(x, w, ids, activation, check_ids) != "a16":
-        raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
-
-
-def _multiply(
-    x: AnyArray, w: DeviceExperts, ids: AnyArray, bias: AnyArray | None, out: AnyArray | None, dtype: DType | None
-) -> Call:
+    key = call_key(x, None, None if out is None else (out,), dtype, (), (ids,) if bias is None else (ids, bias))
+    y = replayed(w.plans, *key) if type(w) is DeviceExperts else None
+    if y is not None:
+        return y
+    _check_product(x, w, ids, activation)
     check_routing(x, w, ids)
     if bias is not None:
         check_of_experts(bias, w)
@@ -94,30 +50,55 @@ def _multiply(
             grouped.matmul(call, rows, chosen, product, tile)
         else:
             _launch(call, rows, chosen, NOTHING, [product], x_of_slots=len(x.shape) == 3)
-        return _finished(call, y, stored, out)
+        _finish(call, y, stored, out)
+        return remember(w.plans, call, *key, copies=False)
 
 
-def _feed_forward(
-    x: AnyArray, layer: Layer, ids: AnyArray, weights: AnyArray, out: AnyArray | None, dtype: DType | None
-) -> Call:
-    """Both products of gate and up are one launch where they share a format; then comes the sum over experts."""
+def feed_forward(
+    x: AnyArray, gate_up: Weights | Sequence[Weights], down: DeviceExperts, ids: AnyArray, weights: AnyArray,
+    activation: str, biases: Sequence[AnyArray | None] | None, out: AnyArray | None, dtype: DType | None,
+    check_ids: bool,
+) -> Any:  # fmt: skip
+    """y [T, K] of a layer, by the launches of a call before or by the slow path."""
+    if type(gate_up) not in (tuple, list):
+        gate_up = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)  # type: ignore[arg-type]
+    if check_ids:
+        check_layer(x, gate_up, down, ids, activation, biases, check_ids)
+    serials = tuple([getattr(w, "serial", None) for w in gate_up])  # type: ignore[union-attr]
+    added = (ids, weights) if biases is None else (ids, weights, *biases)
+    key = call_key(x, activation, None if out is None else (out,), dtype, serials, added)
+    y = replayed(down.plans, *key) if type(down) is DeviceExperts else None
+    if y is not None:
+        return y
+    layer = check_layer(x, gate_up, down, ids, activation, biases, False)
     check_routing(x, layer.gate_up[0], ids, shared=True)
     check_weights_of(weights, ids)
-    every = *layer.gate_up, layer.down
+    every = *layer.gate_up, down
     for bias, w in zip(layer.biases, every, strict=True):
         if bias is not None:
             check_of_experts(bias, w)
     with recording(x, every) as call:
         others = ("weights", weights), *[("bias", bias) for bias in layer.biases]
-        reads = rows, chosen, factors, *added = _read(call, x, ids, *others)
+        reads = rows, chosen, factors, *terms = _read(call, x, ids, *others)
         y, stored = _target(call, tuple(x.shape), out, dtype, reads)
-        products = *_gate_and_up(layer, added), Product(layer.down, layer.down.shape[1], stored, added[-1])
+        products = *_gate_and_up(layer, terms), Product(down, down.shape[1], stored, terms[-1])
         tile = _token_tile(call, layer, rows, chosen)
         if tile:
             grouped.feed_forward(call, layer.gate, rows, chosen, factors, products, tile)
         else:
             _by_slots(call, layer.gate, rows, chosen, factors, products)
-        return _finished(call, y, stored, out)
+        _finish(call, y, stored, out)
+        return remember(down.plans, call, *key, copies=False)
+
+
+# ---------------------------------------------------------------- the slow path
+
+
+def _check_product(
+    x: AnyArray, w: DeviceExperts, ids: AnyArray, activation: str | None, check_ids: bool = False
+) -> None:
+    if check_product(x, w, ids, activation, check_ids) != "a16":
+        raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
 
 
 def _read(call: Call, x: AnyArray, ids: AnyArray, *others: tuple[str, Any]) -> list[Array]:
@@ -137,12 +118,11 @@ def _target(
     return y, y if direct else temporary(call, shape)
 
 
-def _finished(call: Call, y: Array, stored: Array, out: AnyArray | None) -> Call:
-    """The call, once y holds what the kernels stored."""
+def _finish(call: Call, y: Array, stored: Array, out: AnyArray | None) -> None:
+    """Store y where the kernels stored another array, and note it as the caller gets it."""
     if stored is not y:
         view(y)[...] = view(stored)
     finish(call, [y], [out])
-    return call
 
 
 def _token_tile(call: Call, layer: Layer, x: Array, ids: Array) -> int:

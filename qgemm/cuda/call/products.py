@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qgemm import arguments
-from qgemm.arguments import Epilogue, output_dtype
+from qgemm.arguments import Epilogue, Request, output_dtype
 from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, on_device, stream_of
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import FLOATS
@@ -22,7 +22,6 @@ from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
 from qgemm.cuda.driver.workspace import relaxed_capture
 from qgemm.cuda.libraries import cupy_library, library_for
 from qgemm.cuda.problem import C_TYPES
-from qgemm.cuda.tensor import DeviceTensor
 from qgemm.errors import UnsupportedError
 from qgemm.gating import gated_by
 from qgemm.packed import Packed
@@ -36,14 +35,9 @@ if TYPE_CHECKING:
     import cupy
 
 
-def multiply(
-    x: Any, weights: Sequence[DeviceTensor], activation: str | None, epilogues: Sequence[Epilogue],
-    outs: Sequence[Any], dtype: DType | None, function: str = "",
-) -> Call:  # fmt: skip
-    """The call of y = x @ w.T + epilogue of all of the weights, as `qgemm.matmul_many` has it.
-
-    function: the gate of two products, whose first gates the second, as in `qgemm.gated`; "" for products apart.
-    """
+def multiply(x: Any, request: Request, activation: str | None, dtype: DType | None) -> Call:
+    """The call of a request: y = x @ w.T + epilogue of each product, or one gated y of two."""
+    weights, epilogues, outs, function = request
     prepared = x.activation if isinstance(x, DeviceActivations) else None
     kind = arguments.check_activation(activation, prepared)
     with recording(x.like if prepared else x, weights, len(outs)) as call:

@@ -18,8 +18,7 @@ from operator import attrgetter, is_
 from types import CodeType
 from typing import Any
 
-from qgemm.arguments import Array, Epilogue, Gated
-from qgemm.arguments import epilogues as epilogues_of
+from qgemm.arguments import Array, Epilogue, Gated, one_product, several_products
 from qgemm.codec.float_types import DType
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.driver.graph import graph_of
@@ -84,10 +83,7 @@ def product(
     y = replayed(plans, *key)
     if y is not None:
         return y
-    weights, epilogues, function = [w], [Epilogue(bias, residual)], ""
-    if gated is not None:
-        weights, epilogues, function = [w, gated.up], [Epilogue(bias), Epilogue(gated.bias)], gated.function
-    return remember(plans, multiply(x, weights, activation, epilogues, [out], dtype, function), *key)
+    return remember(plans, multiply(x, one_product(w, bias, residual, out, gated), activation, dtype), *key)
 
 
 def products(
@@ -106,20 +102,15 @@ def products(
     key = call_key(x, activation, outs, dtype, serials, added)
     ys: list[Any] | None = replayed(plans, *key)
     if ys is None:
-        epilogues = epilogues_of(len(weights), None, None, outs) if epilogues is None else epilogues
-        call = multiply(x, weights, activation, epilogues, [None] * len(weights) if outs is None else outs, dtype)
+        call = multiply(x, several_products(weights, epilogues, outs), activation, dtype)
         ys = remember(plans, call, *key, single=False)
     return ys
 
 
 def call_key(
-    x: Array | DeviceActivations,
-    kind: str | None,
-    outs: Sequence[Any] | None,
-    dtype: DType | None,
-    scalars: Scalars,
+    x: Array | DeviceActivations, kind: str | None, outs: Sequence[Any] | None, dtype: DType | None, scalars: Scalars,
     added: CallArrays,
-) -> tuple[Scalars, CallArrays]:
+) -> tuple[Scalars, CallArrays]:  # fmt: skip
     """The scalar arguments and the arrays of a call; kind: of activations, or the function of a layer of experts.
 
     scalars: further ones. added: arrays that are read besides x, None for an absent one.
