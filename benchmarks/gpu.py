@@ -36,7 +36,7 @@ from qgemm.cli.timing import (
 )
 from qgemm.cli.weights import random_blocks, repeated, repeated_rows
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import E4M3, GROUPS, INTEGER, multiplies
+from qgemm.codec.group_activations import E4M3, GROUP_COLUMNS, INTEGER, multiplies
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import Problem
 from qgemm.cuda.tensor import DeviceTensor
@@ -139,7 +139,7 @@ def rows(stream: Any, cublas: Cublas, shape: tuple[int, int], options: Options) 
         y = cupy.empty((m, n), np.float16)
         cupy.cuda.Device().synchronize()
         via, baseline = baselines.dense(stream, cublas, x, dense, y)
-        eight_bits = baselines.fp8(stream, x, dense) if set(options.activations) & set(GROUPS) else None
+        eight_bits = baselines.fp8(stream, x, dense) if set(options.activations) & set(GROUP_COLUMNS) else None
         for fmt, w in matrices.items():
             for activation in of_format(fmt, options.activations):
                 row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
@@ -149,7 +149,7 @@ def rows(stream: Any, cublas: Cublas, shape: tuple[int, int], options: Options) 
                     row["error"] = check(stream, ours, x, w, y, TOLERANCE[activation])
                     loop = capture(stream, products(ours, x, w, y))
                     beside = {"cublas_fp16_us": baseline, "stream_us": w.read}
-                    if eight_bits and activation in GROUPS:
+                    if eight_bits and activation in GROUP_COLUMNS:
                         beside["fp8_us"] = eight_bits
                     if options.dequantize and m in DEQUANTIZE_M:
                         beside["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))

@@ -8,7 +8,7 @@ from typing import Any
 
 from qgemm.cli.timing import Loop, compare
 from qgemm.cuda.kernels.prefill_sm80 import SM80_CONFIGS
-from qgemm.cuda.kernels.sm90_cost import TOKENS
+from qgemm.cuda.kernels.sm90_cost import TOKEN_TILES
 
 FIRST, LAST, STEP = 16, 512, 8
 
@@ -17,7 +17,7 @@ Sweep = dict[str, float]  # M -> us; keys are text, as in JSON
 
 def counts() -> list[int]:
     """Every STEP-th M from FIRST to LAST, and the M next to edges of token tiles."""
-    edges = {*TOKENS, *(config.tokens for config in SM80_CONFIGS)}
+    edges = {*TOKEN_TILES, *(config.tokens for config in SM80_CONFIGS)}
     beside = {edge + by for edge in edges for by in (-1, 1)}
     return sorted({m for m in (*range(FIRST, LAST + 1, STEP), *beside) if FIRST <= m <= LAST})
 

@@ -10,10 +10,11 @@ from itertools import combinations
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from .codec.float_types import DType
 from .codec.format import FLOATS, Format, float_dtype, float_name
-from .codec.group_activations import E4M3, GROUPS, multiplies
+from .codec.group_activations import E4M3, GROUP_COLUMNS, multiplies
 from .errors import ShapeError, UnsupportedError
 
 Activation = Literal["a16", "a8", "a8_g256", "e4m3_g256"]
@@ -88,6 +89,31 @@ class Gated(NamedTuple):
     bias: Any = None
 
 
+class Request(NamedTuple):
+    """The products of a call, as every backend gets them: weights, their epilogues, and an output of each or None.
+
+    function: "", or the gate of two products with one output: y = function(first product) * (second product).
+    """
+
+    weights: Sequence[Any]
+    epilogues: Sequence[Epilogue]
+    outs: Sequence[Any]
+    function: str = ""
+
+
+def one_product(w: Any, bias: Any, residual: Any, out: Any, gated: Gated | None = None) -> Request:
+    """The call of `qgemm.matmul`; with `gated`, of `qgemm.gated`, whose gate is w."""
+    if gated is None:
+        return Request((w,), (Epilogue(bias, residual),), (out,))
+    return Request((w, gated.up), (Epilogue(bias), Epilogue(gated.bias)), (out,), gated.function)
+
+
+def several_products(weights: Sequence[Any], added: Sequence[Epilogue] | None, outs: Sequence[Any] | None) -> Request:
+    """The call of `qgemm.matmul_many`; added: None if nothing is added to any product."""
+    added = epilogues(len(weights), None, None, outs) if added is None else added
+    return Request(weights, added, [None] * len(weights) if outs is None else outs)
+
+
 def epilogues(
     weights: int, biases: Sequence[Any] | None, residuals: Sequence[Any] | None, outs: Sequence[Any] | None
 ) -> list[Epilogue]:
@@ -120,7 +146,7 @@ def check_prepared(prepared: str | None, activation: str) -> None:
     """UnsupportedError if x was prepared for another activation than the one that multiplies it."""
     if prepared not in (None, activation):
         values = "e4m3 numbers" if prepared == E4M3 else "codes of eight bits"
-        kind = f"{values} a group of {GROUPS[prepared]}" if prepared in GROUPS else "Q8_1"
+        kind = f"{values} a group of {GROUP_COLUMNS[prepared]}" if prepared in GROUP_COLUMNS else "Q8_1"
         raise UnsupportedError(f"prepared activations are {kind} for activation {prepared!r}, got {activation!r}")
 
 
@@ -160,7 +186,7 @@ def check_epilogue(added: Epilogue, shape: tuple[int, ...]) -> None:
             raise TypeError(f"{name} must be of float16, float32, float64 or bfloat16, got {array.dtype}")
 
 
-def check_out(out: Array, shape: tuple[int, ...], dtype: DTypeLike | None) -> None:
+def check_out(out: Array, shape: tuple[int, ...], dtype: DType | None) -> None:
     """ShapeError unless `out` has y's shape; TypeError unless it is of floats, UnsupportedError for a second dtype."""
     name = str(out.dtype).removeprefix("torch.")
     if name not in FLOATS:
@@ -180,7 +206,7 @@ def check_elements(out: Any) -> None:
 
 def check_apart(outs: Sequence[Any]) -> None:
     """UnsupportedError if two outputs, arrays of NumPy or CuPy, share memory: one product would overwrite another's."""
-    ranges = [_Memory(out) for out in outs]
+    ranges = [_Memory(out) for out in outs] if len(outs) > 1 else []
     for i, j in combinations(range(len(ranges)), 2):
         if ranges[i].overlaps(ranges[j]):
             raise UnsupportedError(f"outs[{i}] and outs[{j}] share memory: one product would overwrite the other's")
@@ -208,7 +234,7 @@ class _Memory:
             return True
 
 
-def output_dtype(dtype: DTypeLike | None) -> np.dtype[Any]:
+def output_dtype(dtype: DType | None) -> np.dtype[Any]:
     """The dtype of a new y: the argument, float32 without one."""
     return float_dtype(np.float32 if dtype is None else dtype)
 

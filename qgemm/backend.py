@@ -8,9 +8,10 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from .arguments import Activation, Array, Epilogue, Gated, Weights
+from .codec.float_types import DType
 from .codec.format import Blocks, Format
 
 MODULES = {"cpu": "qgemm.cpu", "cuda": "qgemm.cuda"}  # each has a BACKEND
@@ -34,25 +35,25 @@ class Products(Protocol[Kind]):
 
     def product(
         self, w: Kind, x: Array, activation: str | None, bias: Array | None, residual: Array | None,
-        out: Array | None, dtype: DTypeLike | None, gated: Gated | None = None, /,
+        out: Array | None, dtype: DType | None, gated: Gated | None = None, /,
     ) -> Any:  # fmt: skip
         """y of `qgemm.matmul`; with `gated`, y of `qgemm.gated`, whose gate is w."""
 
     def products(
         self, x: Array, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
-        outs: Sequence[Array] | None, dtype: DTypeLike | None, /,
+        outs: Sequence[Array] | None, dtype: DType | None, /,
     ) -> list[Any] | None:  # fmt: skip
         """The list of `qgemm.matmul_many`; None if the weights are of several classes. epilogues: None for none."""
 
     def moe_matmul(
         self, x: Array, w: Kind, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
-        dtype: DTypeLike | None, check_ids: bool, /,
+        dtype: DType | None, check_ids: bool, /,
     ) -> Any:  # fmt: skip
         """y of `qgemm.moe_matmul`."""
 
     def moe(
         self, x: Array, gate_up: Weights | Sequence[Weights], down: Kind, ids: Array, weights: Array, activation: str,
-        biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None, check_ids: bool, /,
+        biases: Sequence[Array | None] | None, out: Array | None, dtype: DType | None, check_ids: bool, /,
     ) -> Any:  # fmt: skip
         """y of `qgemm.moe`."""
 
@@ -66,10 +67,10 @@ class Backend(Products[Kind], Protocol[Kind]):
     def quantize(self, x: Array, fmt: Format, importance: Any = None, /) -> Any:
         """Values [..., K] on the device -> weights of a format there; importance: [K] or [..., K]."""
 
-    def dequantize(self, w: Kind, dtype: DTypeLike, /) -> Any:
+    def dequantize(self, w: Kind, dtype: DType, /) -> Any:
         """The weights as a new array: exact in float32, otherwise rounded once from it."""
 
-    def rows(self, w: Kind, index: NDArray[np.int64], dtype: DTypeLike, /) -> Any:
+    def rows(self, w: Kind, index: NDArray[np.int64], dtype: DType, /) -> Any:
         """Rows of a matrix by an index that is valid, decoded: a new array [*index.shape, K]."""
 
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str, /) -> None:

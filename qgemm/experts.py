@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from .arguments import Activation
 from .backend import PRODUCTS, backend_for
+from .codec.float_types import DType
 from .packed import Packed
 from .placement import misplaced
 from .routing import Function, layer_of
@@ -22,7 +21,7 @@ def moe_matmul(
     *,
     bias: Any = None,
     out: Any = None,
-    dtype: DTypeLike | None = None,
+    dtype: DType | None = None,
     check_ids: bool = False,
 ) -> Any:
     """Multiply each token by the weights of its experts: y [T, top_k, N], y[t, j] = x[t] @ w[ids[t, j]].T + bias.
@@ -50,7 +49,7 @@ def moe(
     *,
     biases: Sequence[Any] | None = None,
     out: Any = None,
-    dtype: DTypeLike | None = None,
+    dtype: DType | None = None,
     check_ids: bool = False,
 ) -> Any:
     """The feed-forward layer of a mixture of experts: y [T, K], the sum over a token's experts e = ids[t, j] of

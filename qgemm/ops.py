@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from .arguments import (
     KINDS,
@@ -24,6 +24,7 @@ from .arguments import (
     unknown_activation,
 )
 from .backend import PRODUCTS, Products, backend_for
+from .codec.float_types import DType
 from .codec.format import Format
 from .codec.search import searched
 from .errors import UnsupportedError
@@ -112,7 +113,7 @@ def matmul_many(
     biases: Sequence[Any] | None = None,
     residuals: Sequence[Any] | None = None,
     outs: Sequence[Any] | None = None,
-    dtype: DTypeLike | None = None,
+    dtype: DType | None = None,
 ) -> list[Any]:
     """Multiply the same x by several weights, such as those of Q, K and V: `matmul` of each, in their order.
 
@@ -145,7 +146,7 @@ def gated(
     *,
     biases: Sequence[Any] | None = None,
     out: Any = None,
-    dtype: DTypeLike | None = None,
+    dtype: DType | None = None,
 ) -> Any:
     """The gated half of a feed-forward block: y [..., N] = function(x @ gate.T + biases[0]) * (x @ up.T + biases[1]).
 

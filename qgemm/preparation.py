@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from operator import index
 from typing import NamedTuple
 
-from numpy.typing import DTypeLike
 from tqdm import tqdm
 
 from .arguments import KINDS, Activation, unknown_activation
 from .backend import backend, backends
+from .codec.float_types import DType
 from .codec.format import float_name
 from .errors import UnsupportedError
 from .packed import Packed
@@ -43,7 +43,7 @@ def prepare(
     m: int | Iterable[int] | None = None,
     *,
     activation: Activation | None = None,
-    dtype: DTypeLike | None = None,
+    dtype: DType | None = None,
     progress: bool | None = None,
 ) -> Prepared:
     """Compile and load the kernels of products by these weights now, on all cores, instead of at their first use.

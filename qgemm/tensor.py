@@ -7,8 +7,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
@@ -83,7 +84,7 @@ class Tensor(Packed):
         """The value of each code, float32 [codes], read-only; None where codes are numbers themselves."""
         return self.format.codebook
 
-    def dequantize(self, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    def dequantize(self, dtype: DType = np.float32) -> NDArray[Any]:
         """The weights as a new array [..., N, K]: exact in float32, otherwise rounded once from it.
 
         dtype is float16, float32, float64 or "bfloat16" (which needs ml_dtypes). UnsupportedError if this format
@@ -92,7 +93,7 @@ class Tensor(Packed):
         values: NDArray[Any] = backend("cpu").dequantize(self, dtype)
         return values
 
-    def rows(self, index: Any, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    def rows(self, index: Any, dtype: DType = np.float32) -> NDArray[Any]:
         """Rows of a matrix by their index, decoded: a new array [*index.shape, K] of a dtype as of `dequantize`.
 
         index: integers, an array of NumPy or a value that converts to one. IndexError for an integer that is no row, as

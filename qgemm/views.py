@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from .arguments import Array, Epilogue, Gated, Weights, check_out
 from .arrays import as_cupy, as_numpy, as_target, check_no_grad, like, on_cuda, stream_of, torch_of, written
 from .backend import PRODUCTS
+from .codec.float_types import DType
 from .codec.format import float_dtype, float_name
 from .errors import UnsupportedError
 from .gating import gated_by
@@ -52,7 +53,7 @@ class View(Packed, ABC):
     @abstractmethod
     def product(
         self, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
-        dtype: DTypeLike | None,
+        dtype: DType | None,
     ) -> Any:  # fmt: skip
         """y of `qgemm.matmul` for these arguments, by a product of the packed matrix."""
 
@@ -82,7 +83,7 @@ class Reordered(View):
         """Bytes of the packed matrix and of the order."""
         return int(self.tensor.nbytes + self.columns.nbytes)
 
-    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+    def dequantize(self, dtype: DType = np.float32) -> Any:
         """The weights as a new array [N, K] in W's order: exact in float32, otherwise rounded once from it."""
         return self.tensor.dequantize(dtype)[:, self.columns.argsort()]
 
@@ -114,7 +115,7 @@ class Reordered(View):
 
     def product(
         self, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
-        dtype: DTypeLike | None,
+        dtype: DType | None,
     ) -> Any:  # fmt: skip
         """y, by the product of x's columns in the other order."""
         return multiplied(self.gathered(x), self.tensor, activation, bias, residual, out, dtype)
@@ -133,7 +134,7 @@ class Scaled(View):
         super().__init__(tensor)
         self.factor, self.divides = factor, divides
 
-    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+    def dequantize(self, dtype: DType = np.float32) -> Any:
         """The weights as a new array [N, K], exact in float32, otherwise rounded once from it."""
         if not isinstance(self.tensor, Tensor):
             raise UnsupportedError(f"{self!r}: is decoded on the host")
@@ -163,7 +164,7 @@ class Scaled(View):
 
     def product(
         self, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
-        dtype: DTypeLike | None,
+        dtype: DType | None,
     ) -> Any:  # fmt: skip
         """y, a float32 product times the factor."""
         y = multiplied(x, self.tensor, activation)
@@ -181,7 +182,7 @@ class ViewProducts:
 
     def product(
         self, w: View, x: Array, activation: str | None, bias: Array | None, residual: Array | None,
-        out: Array | None, dtype: DTypeLike | None, gated: Gated | None = None,
+        out: Array | None, dtype: DType | None, gated: Gated | None = None,
     ) -> Any:  # fmt: skip
         """y of `qgemm.matmul`, or of `gated`."""
         if gated is not None:
@@ -190,20 +191,20 @@ class ViewProducts:
 
     def products(
         self, x: Array, weights: Sequence[Weights], activation: str | None, epilogues: Sequence[Epilogue] | None,
-        outs: Sequence[Array] | None, dtype: DTypeLike | None,
+        outs: Sequence[Array] | None, dtype: DType | None,
     ) -> None:  # fmt: skip
         """None: each view needs an x or a y of its own, so that they are multiplied one by one."""
 
     def moe_matmul(
         self, x: Array, w: View, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
-        dtype: DTypeLike | None, check_ids: bool,
+        dtype: DType | None, check_ids: bool,
     ) -> NoReturn:  # fmt: skip
         """UnsupportedError."""
         raise _no_experts(w)
 
     def moe(
         self, x: Array, gate_up: Weights | Sequence[Weights], down: View, ids: Array, weights: Array, activation: str,
-        biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None, check_ids: bool,
+        biases: Sequence[Array | None] | None, out: Array | None, dtype: DType | None, check_ids: bool,
     ) -> NoReturn:  # fmt: skip
         """UnsupportedError."""
         raise _no_experts(down)
@@ -225,7 +226,7 @@ def _beside(y: Any, added: Array) -> Any:
     return read.astype(np.float32)
 
 
-def handed_back(y: Any, out: Any, dtype: DTypeLike | None) -> Any:
+def handed_back(y: Any, out: Any, dtype: DType | None) -> Any:
     """y, float32 of any library, in `out`, or as a new array of the dtype."""
     torch = torch_of(y)
     if out is None:
@@ -246,7 +247,7 @@ def handed_back(y: Any, out: Any, dtype: DTypeLike | None) -> Any:
 
 def gated_apart(
     x: Array, gate: Packed, gated: Gated, activation: str | None, bias: Array | None, out: Array | None,
-    dtype: DTypeLike | None,
+    dtype: DType | None,
 ) -> Any:  # fmt: skip
     """`qgemm.gated` by two products and the function of both, where one or both of the weights are views."""
     if not isinstance(gated.up, Packed):

@@ -21,6 +21,7 @@ from qgemm.cuda.tensor import DeviceTensor
 from qgemm.gating import gated_by
 
 SERIALS = count(1000)  # numbers of tensors
+POINTERS = 4  # pointers of a product: w, y, bias, residual
 NUMPY = {c: name for name, c in C_TYPES.items()}
 
 
@@ -60,12 +61,12 @@ class Gpus:
             assert x % 16 == 0
             self.launched.append(kernel.name)
             rows = self.quantized[x] if p.x == Q8_1 else array_at(x, (p.m, p.k), NUMPY[p.x]).astype(np.float64)
-            assert len(pointers) == plan.POINTERS * len(p.outputs)
+            assert len(pointers) == POINTERS * len(p.outputs)
             if p.gated:
                 self.gate(rows, p.outputs, pointers)
                 return
             for index, output in enumerate(p.outputs):
-                w, y, bias, residual = pointers[plan.POINTERS * index :][: plan.POINTERS]
+                w, y, bias, residual = pointers[POINTERS * index :][:POINTERS]
                 total = rows @ self.weights[w].T
                 y_end = y + total.size * ITEMSIZE[output.y]
                 assert p.x == Q8_1 or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y  # x is read meanwhile
@@ -80,8 +81,8 @@ class Gpus:
 
     def gate(self, rows: np.ndarray, outputs, pointers) -> None:
         parts = []
-        for output, start in zip(outputs, (0, plan.POINTERS), strict=True):
-            w, _, bias, residual = pointers[start : start + plan.POINTERS]
+        for output, start in zip(outputs, (0, POINTERS), strict=True):
+            w, _, bias, residual = pointers[start : start + POINTERS]
             assert (bool(bias), residual) == (bool(output.bias), 0)
             parts.append(rows @ self.weights[w].T + (array_at(bias, (output.n,), output.bias) if bias else 0))
         array_at(pointers[1], parts[0].shape, outputs[0].y)[...] = gated_by(outputs[0].gate, *parts)

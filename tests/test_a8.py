@@ -230,7 +230,7 @@ def test_above_64_rows_activations_are_decoded(m, slow, monkeypatch):
 def test_a_long_x_is_multiplied_in_parts(monkeypatch):
     """The last of few rows."""
     w, x = random_tensor(qgemm.FORMATS["q4_k"], 70, 768, np.random.default_rng(3)), normal(210, 768)
-    monkeypatch.setattr(cpu, "TOKENS", 100 * 768)
+    monkeypatch.setattr(cpu, "X_CHUNK", 100 * 768)
     parts = [qgemm.matmul(x[start : start + 100], w, "a8") for start in (0, 100, 200)]
     np.testing.assert_array_equal(qgemm.matmul(x, w, "a8"), np.concatenate(parts))
 

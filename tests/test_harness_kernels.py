@@ -23,7 +23,7 @@ import qgemm
 from qgemm.codec import q8_1_f32 as blocks_of_activations
 from qgemm.codec.error_bound import magnitudes
 from qgemm.codec.format import float_dtype
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.kernels import transforms
@@ -266,12 +266,12 @@ def some_activations(kind):
 
 
 @both_ways
-@pytest.mark.parametrize("activation", GROUPS)
+@pytest.mark.parametrize("activation", GROUP_COLUMNS)
 @pytest.mark.parametrize("kind", X_DTYPES)
 def test_activations_become_eight_bits(kind, activation, backwards):
     """quantize_activations_groups: the codes and scales of NumPy, zeros beyond m and k."""
     x = some_activations(kind)
-    (m, k), group, want = x.shape, GROUPS[activation], qgemm.quantize_activations(x, activation).blocks
+    (m, k), group, want = x.shape, GROUP_COLUMNS[activation], qgemm.quantize_activations(x, activation).blocks
     actual = device_array((group_activations.nbytes(m, k, group),), np.uint8)
     actual[...] = 255
     quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))
@@ -288,12 +288,12 @@ def test_activations_become_eight_bits(kind, activation, backwards):
 
 
 @both_ways
-@pytest.mark.parametrize("activation", GROUPS)
+@pytest.mark.parametrize("activation", GROUP_COLUMNS)
 @pytest.mark.parametrize("kind", X_DTYPES)
 def test_warps_of_a_kernel_make_the_same_eight_bits(kind, activation, backwards):
     """The bytes of quantize_activations_groups, by units that the first CTA takes; counters are zeros again."""
     x = some_activations(kind)
-    (m, k), group = x.shape, GROUPS[activation]
+    (m, k), group = x.shape, GROUP_COLUMNS[activation]
     size, rows = group_activations.nbytes(m, k, group), group_activations.rows_of(m)
     want, actual = device_array((size,), np.uint8), device_array((WORK_QUEUE + size,), np.uint8)
     quantize = kernel("quantize_activations_groups", In=kind, **groups_template(activation))

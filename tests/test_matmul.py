@@ -30,14 +30,14 @@ def test_a16_within_bound(fmt, data):
     expected_sums(x, w).check(y)
 
 
-@pytest.mark.parametrize("constant", ["TILES", "TILE", "SLICE", "PANEL", "TOKENS", "SUMS", "BLAS_ALONE"])
+@pytest.mark.parametrize("constant", ["TILES", "TILE", "SLICE", "PANEL_WEIGHTS", "X_CHUNK", "SUMS", "BLAS_ALONE"])
 @pytest.mark.parametrize("m", [3, cpu.FEW_TOKENS + 5])
 def test_products_do_not_depend_on_how_work_is_cut(constant, m, monkeypatch):
     """Every constant that cuts rows, tokens or panels, so small that there are several pieces and a rest."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((m, 96), np.float32), random_tensor(qgemm.FORMATS["q5_1"], 70, 96, rng)
     monkeypatch.setattr(
-        cpu, constant, {"TOKENS": 96 * 7, "SUMS": 70 * 3 * 2, "BLAS_ALONE": 70 * 2}.get(constant, 96 * 9)
+        cpu, constant, {"X_CHUNK": 96 * 7, "SUMS": 70 * 3 * 2, "BLAS_ALONE": 70 * 2}.get(constant, 96 * 9)
     )
     expected_sums(x, w).check(qgemm.matmul(x, w))
     assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w)

@@ -37,7 +37,7 @@ def host(monkeypatch):
     monkeypatch.setattr(decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
     monkeypatch.setattr(decode, "Launch", Launch)
     monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
-    for module in (experts, grouped):
+    for module in (plan, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
     Launch.seen.clear()
 

@@ -213,7 +213,7 @@ def host(monkeypatch):
     monkeypatch.setattr(moe_sort, "SORT_THREADS", THREADS)
     sort = transforms.Transform("moe_sort", ({"THREADS": THREADS},))
     monkeypatch.setattr(moe_sort, "MOE_SORT", sort)
-    for module in (experts, grouped):
+    for module in (plan, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 90, 132))
     for cached_launch in (moe_sort.sort_launch, moe_sort.combine_launch):
         cached_launch.cache_clear()

@@ -12,7 +12,7 @@ from moe_on_host import Launch, device, install, on_device
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.call import experts, grouped, plan
+from qgemm.cuda.call import grouped, plan
 from qgemm.cuda.kernels import decode, moe_prefill_sm80, moe_sort, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, Size
 from qgemm.cuda.problem import Gpu
@@ -35,7 +35,7 @@ def host(request, monkeypatch):
         monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(moe_sort, "SORT_THREADS", SORT["THREADS"])
     monkeypatch.setattr(moe_sort, "MOE_SORT", transforms.Transform("moe_sort", (SORT,)))
-    for module in (experts, grouped):
+    for module in (plan, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 108))
     monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: request.param)

@@ -14,7 +14,7 @@ from helpers import extreme, normal
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.codec.group_activations import GROUPS, INTEGER
+from qgemm.codec.group_activations import GROUP_COLUMNS, INTEGER
 from qgemm.cuda.call import plan
 from qgemm.cuda.call.arrays import Call, Pointer
 from qgemm.cuda.driver.workspace import Workspace
@@ -46,7 +46,7 @@ def values(m, k, dtype):
 def test_x_is_quantized_whatever_ctas_run_beside_each_other(kind, dtype):
     """CTAs run one after the other, so the first quantizes all of x: bytes of NumPy; the queue ends as it began."""
     for m, k, ctas in ((1, 288, 1), (11, 320, 3), (140, 1120, 2)):
-        x, group = values(m, k, dtype), GROUPS[kind]
+        x, group = values(m, k, dtype), GROUP_COLUMNS[kind]
         room = device_array(WORK_QUEUE + group_activations.nbytes(m, k, group))
         queue, codes = room[:WORK_QUEUE], room[WORK_QUEUE:]
         quantize = kernel("quantize_x_by_cta", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
@@ -80,8 +80,8 @@ def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypa
     served = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
     source = plan.Source(256, 4096, "float16", kind if prepared else "")
     call = Call(None, library, 0, 7, [0, 160], [0, 0], [1, 16], True)
-    pointers = [Pointer(0, number) for number in range(plan.POINTERS * products)]
-    plan.launch_products(call, [served] * products, [Output(4096)] * products, source, Pointer(1), pointers)
+    product = plan.Product(SimpleNamespace(pointer=4), 4096)
+    plan.launch_products(call, [served] * products, [product] * products, source, Pointer(1))
     if products == 1:
         assert entered == [(prefill.NAME, EIGHT_BITS if prepared else "half", 160)]
     else:

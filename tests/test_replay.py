@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import cupy_like
+import moe_on_host
 import numpy as np
 import pytest
 from launches_like import installed
 
 import qgemm
-from qgemm.cuda.call import plan, replay
+from qgemm import routing
+from qgemm.cuda.call import grouped, plan, replay
 from qgemm.cuda.call.arrays import NULL, Call, Pointer
 from qgemm.cuda.libraries import cupy_library
 
@@ -164,3 +166,21 @@ def test_several_weights_are_not_an_epilogue(gpus):
         assert (alone.get() == K).all()
         assert (qgemm.matmul(x, first, bias=cupy_like.zeros(K, np.float32)).get() == K).all()
     assert gpus.slow_paths == 3
+
+
+def test_a_layer_of_experts_is_checked_in_its_first_call_alone(gpus, monkeypatch):
+    """Once, before its launches are recorded; the next call finds them by its arrays."""
+    checks, launch = [], Noted(0)
+    layer_of = routing.layer_of
+    monkeypatch.setattr(routing, "layer_of", lambda *layer: checks.append(layer) or layer_of(*layer))
+    monkeypatch.setattr(grouped, "gpu", plan.gpu)
+    monkeypatch.setattr(plan, "launch", lambda kernel, p: launch)
+    gate, up, down = (
+        moe_on_host.on_device(qgemm.quantize(np.zeros((4, n, k), np.float32), "q4_0"))
+        for n, k in ((128, K), (128, K), (K, 128))
+    )
+    ids, weights = cupy_like.zeros((1, 2), np.int32), cupy_like.zeros((1, 2), np.float32)
+    for _ in range(2):
+        qgemm.moe(cupy_like.zeros((1, K), np.float16), (gate, up), down, ids, weights)
+        assert len(checks) == 1
+    assert len(launch.calls) == 4

@@ -46,7 +46,7 @@ from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
 from qgemm.cuda.kernels.routes import common_variants, source_of, variants
 from qgemm.cuda.problem import TUNED_SMS
 from qgemm.files.compiled import cache_dir
-from qgemm.formats.groups import REPRESENTATIVES as GROUPS
+from qgemm.formats.groups import REPRESENTATIVES as GROUP_FORMATS
 
 TUNED = "sm_90a"
 TUNED_KERNELS = (
@@ -63,7 +63,8 @@ BY_TURNS = (
 )  # fmt: skip
 CONFIGS_BY_TURNS = 2
 ALIKE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, PREFILL_SM80_EIGHT_BITS.name)
-REPRESENTATIVES = (*GROUPS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")  # stand for families, which FORMATS does not list
+# Formats that stand for families, which FORMATS does not list.
+REPRESENTATIVES = (*GROUP_FORMATS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")
 FAMILY_ELSEWHERE = 4  # one in 4 of REPRESENTATIVES is compiled on each architecture other than TUNED
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 16, 32  # one unit in 16 becomes a cubin if its registers are judged, else in 32
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on any architecture

@@ -64,10 +64,10 @@ def clusters(w: Any, rng: Any, sm: int) -> None:
     import cupy
     import numpy as np
 
-    from qgemm.cuda.kernels.decode import DECODE, TOKENS
+    from qgemm.cuda.kernels.decode import DECODE, TOKEN_TILES
     from qgemm.cuda.kernels.decode_config import A16, decode_configs_for
 
-    for tokens in TOKENS:
+    for tokens in TOKEN_TILES:
         configs = (row for row in decode_configs_for(w.format, A16, tokens, sm) if row.cluster_split_k > 1)
         if (config := next(configs, None)) is not None:
             x = cupy.asarray(rng.standard_normal((tokens, w.shape[1])).astype(np.float16))
@@ -81,7 +81,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.codec.group_activations import GROUPS, multiplies
+    from qgemm.codec.group_activations import GROUP_COLUMNS, multiplies
     from qgemm.cuda.kernels.gemm_sm90_s8 import GEMM_SM90_S8
     from qgemm.cuda.kernels.prefill_sm80 import Plan
     from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
@@ -93,7 +93,7 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     x = cupy.asarray(rng.standard_normal((m, k)).astype(np.float16))
     bias, y = cupy.ones(n, np.float32), cupy.zeros((m, n), np.float32)
     stream = cupy.cuda.get_current_stream().ptr
-    for kind in (group for group in GROUPS if multiplies(group, w.format)):
+    for kind in (group for group in GROUP_COLUMNS if multiplies(group, w.format)):
         prepared = qgemm.quantize_activations(x, kind)
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
         by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
@@ -125,8 +125,8 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.cuda.call import experts as of_experts
     from qgemm.cuda.call import grouped
+    from qgemm.cuda.call import plan as launches
     from qgemm.cuda.kernels import moe_prefill_sm80
     from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
     from qgemm.cuda.kernels.routes import WGMMA
@@ -143,11 +143,11 @@ def experts(fmt: Any, rng: Any, sm: int) -> None:
         roads = [(sm, 0), (moe_prefill_sm80.MIN_SM, 0)]
         if tokens == max(TOKENS_OF_EXPERTS):
             roads += [(sm, tile) for tile in (DECODE_TILE, *GROUPED_TOKENS[:2]) if sm in range(*WGMMA)]
-            roads += [(moe_prefill_sm80.MIN_SM, tile) for tile in (DECODE_TILE, *moe_prefill_sm80.TOKENS[:2])]
+            roads += [(moe_prefill_sm80.MIN_SM, tile) for tile in (DECODE_TILE, *moe_prefill_sm80.TOKEN_TILES[:2])]
         for arch, tile in roads:
             kind = gpu(cupy.cuda.Device().id)._replace(sm=arch)
             with (
-                patch.object(of_experts, "gpu", lambda device, kind=kind: kind),
+                patch.object(launches, "gpu", lambda device, kind=kind: kind),
                 patch.object(grouped, "gpu", lambda device, kind=kind: kind),
                 patch.object(grouped, "token_tile", lambda *sizes, tile=tile: tile),
             ):

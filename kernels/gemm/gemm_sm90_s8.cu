@@ -1,11 +1,11 @@
 // gemm_sm90_s8: y [m, n] = x [m, k] @ W [n, k].T on tensor cores from bytes with scales: int8 or e4m3 (sm_90a).
 //
-//   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
+//   y[m, n] = sum over groups g of 256 columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
 // SS-form wgmma: both operands are in shared memory. W is requantized to bytes in a global workspace, by a separate
 // launch (requantize.cu) or by otherwise idle warps of this kernel (sm90/requantizer.cuh), so the mainloop only
 // multiplies and rescales. A consumer warpgroup owns 64 rows of W and all tokens of a tile. It computes the sums of one
-// group for ACC_TOKENS tokens, then adds them scaled to the accumulators while the other warpgroup uses the tensor
+// stage for ACC_TOKENS tokens, then adds them scaled to the accumulators while the other warpgroup uses the tensor
 // cores. With requantizer warps, the consumer warps may quantize x first (sm90/quantize_x_by_warp.cuh).
 // Config: see sm90/s8_gemm.cuh.
 #include "ptx/setmaxnreg.cuh"
@@ -42,12 +42,9 @@ struct S8Consumer {
             for (int pass = 0; pass < PASSES; ++pass, x_state.advance()) {
                 mbarrier_wait_parity(shared_address(&smem.x_full[x_state.stage()]), x_state.parity());
                 const u32 x = wgmma_descriptor_low(shared_address(smem.x[x_state.stage()]));
-#pragma unroll
-                for (int group = 0; group < Config::X_GROUPS; ++group) {
-                    Sums sums;
-                    multiply(sums, w + group * Config::GROUP_BOXES * W_BOX, x + group * Config::GROUP_BOXES * X_BOX);
-                    add(acc, sums, pass, smem.x_scales[x_state.stage()][group], w_scale);
-                }
+                Sums sums;
+                multiply(sums, w, x);
+                add(acc, sums, pass, smem.x_scales[x_state.stage()], w_scale);
                 release(smem.x_empty[x_state.stage()], true);
             }
             release(smem.w_empty[w_state.stage()], false);
@@ -58,12 +55,12 @@ private:
     // Strides of boxes in descriptors.
     static constexpr u32 W_BOX = TILE_ROWS * Config::BOX / 16, X_BOX = Config::ACC_TOKENS * Config::BOX / 16;
 
-    // sums = W @ x over a group of columns.
+    // sums = W @ x over a stage.
     __device__ __forceinline__ static void multiply(Sums& sums, u32 w, u32 x) {
         constexpr int STEPS = Config::BOX / 32;
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < Config::GROUP_BOXES * STEPS; ++i) {
+        for (int i = 0; i < Config::BOXES * STEPS; ++i) {
             const unsigned long long a = wgmma_descriptor(w + i / STEPS * W_BOX + i % STEPS * 2),
                                      b = wgmma_descriptor(x + i / STEPS * X_BOX + i % STEPS * 2);
             if (i == 0)
@@ -117,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::Gemm::THREADS, 1)
     __syncthreads();
     barrier_cluster_arrive_release();
     barrier_cluster_wait();
-    const QuantizeXByWarp<Gemm::X_GROUP, Gemm::E4M3> quantize(raw_x, size.x_type, x_queue, size.x_rows, size.k, size.m);
+    const QuantizeXByWarp<Gemm::E4M3> quantize(raw_x, size.x_type, x_queue, size.x_rows, size.k, size.m);
     const bool quantizes_x = Gemm::REQUANTIZERS && raw_x;
     const int tiles = ClusterTile::count(size);
     const RoundRobin scheduler = {int(blockIdx.x / Gemm::CLUSTER), int(gridDim.x / Gemm::CLUSTER)};

@@ -1,7 +1,7 @@
 // prefill_sm80_eight_bits: y [m, n] = x [m, k] @ W [n, k].T by mma.sync, int8 (sm_80 and later) or e4m3 (sm_89 and
 // later).
 //
-//   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
+//   y[m, n] = sum over groups g of 256 columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
 // x is bytes with a scale for each token and group. Weights become bytes in registers, with a scale for each row and
 // 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh, e4m3_scales.cuh). A warp owns
@@ -33,7 +33,7 @@ struct EightBitWarp {
     static constexpr int M16_TILES = Config::M16_TILES, COLUMN_TILES = Config::COLUMN_TILES;
     static constexpr int STEPS = Config::K_BLOCK_STEPS;
     // sm_90 and sm_100 convert e4m3 operands to halves; unrolled, this would need all registers.
-    static constexpr int UNROLLED = Config::E4M3 ? 1 : Config::GROUP_K_BLOCKS;
+    static constexpr int UNROLLED = Config::E4M3 ? 1 : Config::K_ITER;
     using Format = typename Config::TileFormat;
     using Sums = typename SumOf<Config::E4M3>::Type[M16_TILES][COLUMN_TILES][4];
 
@@ -53,13 +53,10 @@ struct EightBitWarp {
     }
     // acc += W @ x over the stage.
     __device__ __forceinline__ void multiply(typename Config::WarpAcc& acc) const {
-#pragma unroll
-        for (int group = 0; group < Config::X_GROUPS; ++group) {
-            Sums sums = {};
+        Sums sums = {};
 #pragma unroll UNROLLED
-            for (int i = 0; i < Config::GROUP_K_BLOCKS; ++i) add_k_block(sums, group * Config::GROUP_K_BLOCKS + i);
-            add_group(acc, sums, group);
-        }
+        for (int k_block = 0; k_block < Config::K_ITER; ++k_block) add_k_block(sums, k_block);
+        add_scaled(acc, sums);
     }
 
 private:
@@ -85,8 +82,8 @@ private:
         }
     }
     // The scales of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 are adjacent.
-    __device__ __forceinline__ void add_group(typename Config::WarpAcc& acc, const Sums& sums, int group) const {
-        const float4* lane_scales = reinterpret_cast<const float4*>(stage.x_scales[group]) + lane % 4;
+    __device__ __forceinline__ void add_scaled(typename Config::WarpAcc& acc, const Sums& sums) const {
+        const float4* lane_scales = reinterpret_cast<const float4*>(stage.x_scales) + lane % 4;
 #pragma unroll
         for (int tile = 0; tile < COLUMN_TILES; ++tile) {
             const float4 four = lane_scales[tile / 2 * 4];

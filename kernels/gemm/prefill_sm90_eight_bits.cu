@@ -1,6 +1,6 @@
 // prefill_sm90_eight_bits: y [m, n] = x [m, k] @ W [n, k].T for many tokens on int8 tensor cores (sm_90a).
 //
-//   y[m, n] = sum over groups g of X_GROUP columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
+//   y[m, n] = sum over groups g of 256 columns:  s_w[n, g] * s_x[m, g] * sum(q_w * q_x)
 //
 // x is signed bytes with a scale for each token and group. Weights become signed bytes in registers, with a scale for
 // each row and 256 columns that follows from the scales of the packed format (eight_bit_scales.cuh). Warp roles,

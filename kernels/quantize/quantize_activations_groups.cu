@@ -2,7 +2,7 @@
 // (quantize_groups.cuh).
 //
 // A warp owns 256 columns of TOKENS tokens.
-// Config: In (float, half, bf16), E4M3 (0, 1), TOKENS, GROUP (columns that share a scale: 128 or 256).
+// Config: In (float, half, bf16), E4M3 (0, 1), TOKENS.
 #include "ptx/griddepcontrol.cuh"
 #include "quantize/quantize_groups.cuh"
 
@@ -18,5 +18,5 @@ extern "C" __global__ void __launch_bounds__(128)
     if (first >= out.columns) return;
     TokenGroups<Config::In, TOKENS> values;
     values.load(x, out, blockIdx.x * TOKENS, first, threadIdx.x % 32);
-    values.store<Config::GROUP, Config::E4M3>(out, blockIdx.x * TOKENS, first, threadIdx.x % 32);
+    values.store<Config::E4M3>(out, blockIdx.x * TOKENS, first, threadIdx.x % 32);
 }

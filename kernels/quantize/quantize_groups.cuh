@@ -103,18 +103,17 @@ struct TokenGroups {
             for (auto& value : values) value = {};
         }
     }
-    // GROUP: columns that share a scale, 128 or 256.
-    template <int GROUP, bool E4M3>
+    template <bool E4M3>
     __device__ __forceinline__ void store(const GroupedX& out, int first_token, u32 first, int lane) const {
         constexpr float MAX_CODE = E4M3 ? 448 : 127;
         constexpr int TOKEN_LANES = 16 / TOKENS;  // lanes that have a token's scale
         constexpr u32 INFINITE = 0x7f800000, NONZERO = (127 - EIGHT_BIT_LEAST) << 23;
         const int token = first_token + lane % 16 / TOKEN_LANES;
-        const u32 group_max = max_of_groups<GROUP>(lane), largest = token < out.m ? group_max : 0;
+        const u32 group_max = max_of_groups(lane), largest = token < out.m ? group_max : 0;
         const bool normal = largest >= NONZERO && largest < INFINITE;
         const float absmax = __uint_as_float(largest), inverse = normal ? __fdiv_rn(MAX_CODE, absmax) : 0.0f;
-        if (lane % TOKEN_LANES == 0 && (GROUP == 128 || lane < 16))
-            out.scales()[u64(first / GROUP + (GROUP == 128 ? lane / 16 : 0)) * out.rows + token / 16 * 16 +
+        if (lane % TOKEN_LANES == 0 && lane < 16)
+            out.scales()[u64(first / EIGHT_BIT_COLUMNS) * out.rows + token / 16 * 16 +
                          eight_bit_scale_offset(token % 16)] = largest >= INFINITE ? __uint_as_float(0x7fffffff)
                                                                : normal            ? __fdiv_rn(absmax, MAX_CODE)
                                                                                    : 0.0f;
@@ -141,7 +140,6 @@ struct TokenGroups {
 private:
     // The largest magnitude of a group, for the token of this lane. Butterfly reduction over the 16 lanes of 128
     // columns: in each step half of the lanes keep half of the tokens.
-    template <int GROUP>
     __device__ __forceinline__ u32 max_of_groups(int lane) const {
         u32 largest[TOKENS];
 #pragma unroll
@@ -158,7 +156,7 @@ private:
             }
             if (count == 0) largest[0] = max(largest[0], __shfl_xor_sync(~0u, largest[0], lanes));
         }
-        return GROUP == 256 ? max(largest[0], __shfl_xor_sync(~0u, largest[0], 16)) : largest[0];
+        return max(largest[0], __shfl_xor_sync(~0u, largest[0], 16));
     }
 };
 

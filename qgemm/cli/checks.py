@@ -29,7 +29,7 @@ from qgemm.text import json_value
 
 from .common import Progress, random_tokens
 
-TOKENS, SEED = 4, 0  # rows of the random x, and its seed
+X_ROWS, SEED = 4, 0  # rows of the random x, and its seed
 TILE = 1 << 15  # weights that a thread checks at a time: 2 MiB with temporaries; longer rows are split
 PIECE = 1 << 21  # weights that one read loads
 ROW = 256  # a vector is split into rows of this length, which every block size of ggml divides
@@ -142,7 +142,7 @@ class ProductA16(Check):
     def __init__(self, fmt: Format, k: int) -> None:
         """k: weights of a row of every piece."""
         super().__init__(fmt)
-        self.tokens = random_tokens(TOKENS, k, SEED)
+        self.tokens = random_tokens(X_ROWS, k, SEED)
         self.x = self.tokens.astype(np.float64)
         self.worst = 0.0
 

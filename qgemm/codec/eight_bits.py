@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from . import e4m3
 from .format import Blocks, Format, Levels
-from .group_activations import codes, unit
+from .group_activations import GROUP, codes, unit
 from .packing import Bytes, Floats
 
-COLUMNS = 256  # with one scale: a super-block of the K-quants
+COLUMNS = GROUP  # with one scale, as in x: a super-block of the K-quants
 
 
 class EightBits(NamedTuple):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+
+class TorchDType(Protocol):
+    """A dtype of torch, as a type checker sees it."""
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether it is a type of floats."""
+
+
+DType = DTypeLike | TorchDType  # a dtype as callers give it: NumPy's, torch's, or a name
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 
@@ -18,7 +28,7 @@ def floats(x: Any) -> NDArray[Any]:
     return array
 
 
-def float_name(dtype: Any) -> str:
+def float_name(dtype: DType) -> str:
     """float16, float32, float64 or bfloat16 for a dtype of NumPy, ml_dtypes or torch, or a name; else TypeError."""
     if type(dtype).__module__ == "torch":
         name = str(dtype).removeprefix("torch.")
@@ -26,7 +36,7 @@ def float_name(dtype: Any) -> str:
         name = "bfloat16"
     else:
         try:
-            name = np.dtype(dtype).name
+            name = np.dtype(dtype).name  # type: ignore[arg-type]  # TypeError for others
         except TypeError:
             name = ""
     if name not in FLOATS:
@@ -34,7 +44,7 @@ def float_name(dtype: Any) -> str:
     return name
 
 
-def float_dtype(dtype: Any) -> np.dtype[Any]:
+def float_dtype(dtype: DType) -> np.dtype[Any]:
     """NumPy's dtype for float16, float32, float64 or (with ml_dtypes) bfloat16; TypeError for anything else."""
     name = float_name(dtype)
     if name != "bfloat16":

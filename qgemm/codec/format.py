@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from qgemm.codec.float_types import DType
 from qgemm.errors import QuantizeError, ShapeError, UnsupportedError
 from qgemm.locks import cached_property
 from qgemm.parallel import for_slices
@@ -246,7 +247,7 @@ class Format:
         """Whether compiled code has encoded values [n, weights] to blocks [n, 1] and refused none of them."""
         return False
 
-    def dequantize(self, blocks: Blocks, dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    def dequantize(self, blocks: Blocks, dtype: DType = np.float32) -> NDArray[Any]:
         """Blocks [..., b] -> values [..., b * weights]; exact float32, then rounded to `dtype`; all cores."""
         flat = blocks.reshape(-1)
         values = np.empty((len(flat), self.weights), float_dtype(dtype))

@@ -21,16 +21,16 @@ from .scales import absmax
 
 INTEGER = {"a8_g256": 256}  # columns that share a scale, by activation
 E4M3 = "e4m3_g256"
-GROUPS = {**INTEGER, E4M3: 256}
-GROUP = min(GROUPS.values())  # columns with one scale in every activation
+GROUP_COLUMNS = {**INTEGER, E4M3: 256}
+GROUP = min(GROUP_COLUMNS.values())  # columns with one scale in every activation
 MIN_MAGNITUDE = 2.0**-119  # the quotient of 448 and a larger magnitude is finite in float32, with a margin
 DTYPE = np.dtype([("d", "<f4"), ("qs", "i1", 32)])
 BLOCKS = GROUP // DTYPE["qs"].shape[0]  # blocks in a GROUP
 
 
 def encode_rows(x: NDArray[np.float32], kind: str) -> Blocks:
-    """Values [M, K], K a multiple of 32 -> blocks [M, K / 32] for an activation of GROUPS."""
-    m, count, group = len(x), x.shape[1] // FORMAT.weights, GROUPS[kind]
+    """Values [M, K], K a multiple of 32 -> blocks [M, K / 32] for an activation of GROUP_COLUMNS."""
+    m, count, group = len(x), x.shape[1] // FORMAT.weights, GROUP_COLUMNS[kind]
     in_group = group // FORMAT.weights
     padded = np.zeros((m, -(-count // in_group), group), np.float32)
     padded.reshape(m, -1)[:, : x.shape[1]] = x

@@ -113,7 +113,7 @@ def fitted(x: Floats, weights: Floats, max_code: int, has_minimum: bool) -> Leve
     columns, column_weights = np.ascontiguousarray(x.T), np.ascontiguousarray(weights.T)
     with np.errstate(all="ignore"):  # losing candidates may overflow
         fit = (
-            affine(columns, column_weights, max_code, STEPS)
+            affine(columns, column_weights, max_code, WEIGHTED_STEPS)
             if has_minimum
             else symmetric(columns, column_weights, (max_code + 1) // 2)
         )
@@ -141,7 +141,7 @@ class Steps(NamedTuple):
     absolute: bool = False
 
 
-STEPS = Steps(-0.9, 0.05, 37)  # with an importance matrix, for every format
+WEIGHTED_STEPS = Steps(-0.9, 0.05, 37)  # with an importance matrix, for every format
 
 
 def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:

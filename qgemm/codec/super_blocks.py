@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .compiled import compilable
 from .format import Blocks
 from .packing import Bytes, Floats, Halves, pack_sixes, to_float16, unpack_sixes
-from .search import MIN_MAGNITUDE, STEPS, Fit, Steps, affine, nearest_int, symmetric, total
+from .search import MIN_MAGNITUDE, WEIGHTED_STEPS, Fit, Steps, affine, nearest_int, symmetric, total
 
 WEIGHTS = 256
 SHARE = 512  # super-blocks at a time: they fit in a cache, and arrays are long enough for NumPy
@@ -85,7 +85,7 @@ def fitted_with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> 
         fit = affine(columns, weights, kind.max_code, kind.steps)
     else:
         weights = to_columns(importance, kind.groups) * spread_of(x, columns, kind.groups, kind.means)
-        fit = affine(columns, weights, kind.max_code, STEPS)
+        fit = affine(columns, weights, kind.max_code, WEIGHTED_STEPS)
     assert fit.minimum is not None
     scales, minimums = fit.scale.reshape(n, -1), -fit.minimum.reshape(n, -1)
     if importance is None:

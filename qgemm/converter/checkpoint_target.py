@@ -33,7 +33,7 @@ from .checkpoints.configs import CONFIGS, MODEL, SECTIONS
 from .checkpoints.write import LAYOUTS, WEIGHT, Layout, Part, rows_of, written_by
 from .rules import Options, Step
 from .targets import SAFE_TYPES, Append, CreateFile, Keys, Target, shape_of
-from .weight import GROUPS, SAFETENSORS
+from .weight import GROUP_FAMILY, SAFETENSORS
 
 FILE = "model.safetensors"
 BESIDE = ("tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "generation_config.json")
@@ -68,10 +68,10 @@ def layout_target(layout: Layout, steps: Sequence[Step]) -> Target:
 
 def check_steps(path: str, layout: Layout, steps: Sequence[Step]) -> None:
     """QgemmError for tensors that a checkpoint in this layout cannot hold."""
-    quantized = [step for step in steps if step.format.family == GROUPS]
+    quantized = [step for step in steps if step.format.family == GROUP_FAMILY]
     for step in steps:
         prefix = f"{shown_path(path)}: tensor {shown(step.weight.name)}"
-        if step.format.family != GROUPS and str(step.format) not in SAFE_TYPES:
+        if step.format.family != GROUP_FAMILY and str(step.format) not in SAFE_TYPES:
             raise QgemmError(
                 f"{prefix}: this kind of file has no type for {step.format}, only for {', '.join(SAFE_TYPES)}"
             )
@@ -118,11 +118,13 @@ def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str
     config_path = os.path.join(source_folder, MODEL)
     config = json_object(config_path) if os.path.exists(config_path) else {}
     config = {key: value for key, value in config.items() if key not in SECTIONS}
-    modules = {step.weight.name.removesuffix(WEIGHT): step.format for step in steps if step.format.family == GROUPS}
+    modules = {
+        step.weight.name.removesuffix(WEIGHT): step.format for step in steps if step.format.family == GROUP_FAMILY
+    }
     plain = [
         step.weight.name.removesuffix(WEIGHT)
         for step in steps
-        if step.format.family != GROUPS and len(step.weight.shape) == 2 and step.weight.name.endswith(WEIGHT)
+        if step.format.family != GROUP_FAMILY and len(step.weight.shape) == 2 and step.weight.name.endswith(WEIGHT)
     ]
     config["quantization_config"] = layout.config(modules, plain)
     files = {MODEL: (json.dumps(config, indent=2) + "\n").encode()}
@@ -140,7 +142,7 @@ def _parts(layout: Layout, steps: Sequence[Step]) -> dict[str, dict[str, Part]]:
     tensors: dict[str, dict[str, Part]] = {}
     for step in steps:
         name = step.weight.name
-        if step.format.family == GROUPS:
+        if step.format.family == GROUP_FAMILY:
             parts = layout.parts(step.format, *step.weight.shape)
             tensors[name] = {f"{name.removesuffix(WEIGHT)}.{suffix}": part for suffix, part in parts.items()}
         else:
@@ -161,7 +163,7 @@ def _write(layout: Layout, path: str, steps: Sequence[Step], keys: Keys, create:
         write_at(fd, 0, memoryview(header))
         matrices: dict[str, _Matrix] = {}
         for step in steps:
-            if step.format.family == GROUPS:
+            if step.format.family == GROUP_FAMILY:
                 matrices[step.weight.name] = _Matrix(layout, step, parts[step.weight.name], offsets, fd)
 
         def append(name: str, fmt: Format, blocks: Blocks) -> None:
@@ -236,7 +238,7 @@ def _read(layout: Layout, steps: Sequence[Step], path: str, fd: int, closing: Ex
     tensors: dict[str, Tensor | None] = {}
     for step in steps:
         name = step.weight.name
-        if step.format.family == GROUPS:
+        if step.format.family == GROUP_FAMILY:
             tensors[name] = _read_back(layout, name, stored, step.format)
         else:
             tensors[name] = array_weights.weight_from_stored(name, stored[name]).tensor

@@ -67,8 +67,8 @@ OTHER_KEEP_RULES = (
     ("state space",       r"ssm_a$|ssm_d$|conv1d\.weight"),
 )  # fmt: skip
 OUTPUT = re.compile(r"^output\.weight$|(^|\.)lm_head\.weight$")
-TOKENS = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
-TOKENS_OF_LAYERS = re.compile(r"^per_layer_token_embd\.weight$")
+TOKEN_EMBEDDING = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
+LAYER_EMBEDDING = re.compile(r"^per_layer_token_embd\.weight$")
 
 ARCHITECTURES = frozenset(MODEL_ARCH_NAMES.values())  # models of these use llama.cpp's names
 
@@ -215,9 +215,9 @@ def _with_ends(source: Source, options: Options) -> Iterator[Override]:
     """
     tokens, output = options.ends
     has_output = any(map(OUTPUT.search, source.weights))
-    tied = not has_output and not options.pure and any(map(TOKENS.search, source.weights))
+    tied = not has_output and not options.pure and any(map(TOKEN_EMBEDDING.search, source.weights))
     for option, pattern, fmt, exists in (
-        ("--token-embedding-type", TOKENS, tokens, any(map(TOKENS.search, source.weights))),
+        ("--token-embedding-type", TOKEN_EMBEDDING, tokens, any(map(TOKEN_EMBEDDING.search, source.weights))),
         ("--output-tensor-type", OUTPUT, output, has_output or tied),
     ):
         if fmt is not None and not exists:
@@ -226,9 +226,9 @@ def _with_ends(source: Source, options: Options) -> Iterator[Override]:
             yield pattern, fmt
     yield from options.overrides
     if tokens is not None:
-        yield TOKENS_OF_LAYERS, tokens
+        yield LAYER_EMBEDDING, tokens
     if output is not None and tied:
-        yield from ((pattern, output) for pattern in (TOKENS, TOKENS_OF_LAYERS))
+        yield from ((pattern, output) for pattern in (TOKEN_EMBEDDING, LAYER_EMBEDDING))
 
 
 def _mixture_types(source: Source, options: Options, rules: KeepRules) -> dict[str, str]:
@@ -265,7 +265,7 @@ def _fixed_step(weight: Weight, options: Options, rules: KeepRules) -> Step | No
         if override[0].search(weight.name):
             return Step(weight, override[1], override=override)
     if options.layout and not options.pure:
-        for pattern, rule in ((OUTPUT, "output matrix"), (TOKENS, "token embedding")):
+        for pattern, rule in ((OUTPUT, "output matrix"), (TOKEN_EMBEDDING, "token embedding")):
             if pattern.search(weight.name):
                 return _keep_step(weight, rule)
     return _keep_step(weight, "no decoder") if weight.values is None else None
@@ -311,7 +311,7 @@ def _fitting(weight: Weight, fmt: Format) -> Step:
 
 def _logits_matrix(source: Source) -> str | None:
     """The name of the matrix that computes logits: the output matrix or, where tied, the token embedding."""
-    for pattern in (OUTPUT, TOKENS):
+    for pattern in (OUTPUT, TOKEN_EMBEDDING):
         for name in source.weights:
             if pattern.search(name):
                 return name

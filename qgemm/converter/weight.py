@@ -21,7 +21,7 @@ from qgemm.tensor import Tensor
 
 SAFETENSORS = "safetensors."  # prefix of metadata keys that come from a safetensors file
 PLAIN = FORMATS["f32"]
-GROUPS = "groups"  # the family of formats with one group per block (qgemm/formats/groups.py)
+GROUP_FAMILY = "groups"  # the family of formats with one group per block (qgemm/formats/groups.py)
 EXACT_HALF = 2048  # float16 holds every integer up to this one
 GROUP = 32  # weights per scale in every format into which codes are copied
 
@@ -204,7 +204,7 @@ def packs_integer_groups(fmt: Format) -> bool:
 
 def codes_fit(fmt: Format, codes: Codes | None) -> bool:
     """Whether a format holds every code that a tensor may have, so that only scales are rounded."""
-    if codes is not None and fmt.family == GROUPS:
+    if codes is not None and fmt.family == GROUP_FAMILY:
         return _codes_fit_groups(fmt, codes)
     if codes is None or not packs_integer_groups(fmt):
         return False
@@ -244,7 +244,7 @@ def _pack_group_format(fmt: Format, groups: Groups) -> Blocks:
 
 def pack_groups(fmt: Format, groups: Groups) -> Blocks:
     """Pack groups into blocks [n] of a format that holds their codes; scales are rounded to float16."""
-    if fmt.family == GROUPS:
+    if fmt.family == GROUP_FAMILY:
         return _pack_group_format(fmt, groups)
     codes, minimum = groups.codes, groups.minimum
     if fmt.has_minimum:
@@ -261,7 +261,7 @@ def pack_groups(fmt: Format, groups: Groups) -> Blocks:
 def _codes(tensor: Tensor) -> Codes | None:
     """The codes of a tensor whose format has integer groups, whether or not it can pack them."""
     fmt = tensor.format
-    if fmt.family == GROUPS:
+    if fmt.family == GROUP_FAMILY:
         return _codes_of_groups(tensor)
     if not has_integer_groups(fmt):
         return None

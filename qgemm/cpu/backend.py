@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qgemm.arguments import Activation, Array, Weights, check_not_scalar
 from qgemm.arrays import as_numpy
 from qgemm.backend import PRODUCTS, Status
 from qgemm.codec import search
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, floats
 from qgemm.parallel import threads
 from qgemm.tensor import Tensor
@@ -37,11 +38,11 @@ class CpuBackend:
         blocks = fmt.quantize(values) if importance is None else search.quantize(fmt, values, importance)
         return Tensor(fmt, values.shape, blocks)
 
-    def dequantize(self, w: Tensor, dtype: DTypeLike) -> NDArray[Any]:
+    def dequantize(self, w: Tensor, dtype: DType) -> NDArray[Any]:
         """The weights [..., N, K] as numbers."""
         return decode.dequantize(w, dtype)
 
-    def rows(self, w: Tensor, index: NDArray[np.int64], dtype: DTypeLike) -> NDArray[Any]:
+    def rows(self, w: Tensor, index: NDArray[np.int64], dtype: DType) -> NDArray[Any]:
         """Rows of a matrix as numbers [*index.shape, K]."""
         return decode.gather(w, index, dtype)
 

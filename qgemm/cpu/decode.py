@@ -6,8 +6,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import float_dtype
 from qgemm.tensor import Tensor
 
@@ -16,7 +17,7 @@ from . import native
 MIN_WEIGHTS = 1 << 16  # NumPy decodes fewer before a compiler has started
 
 
-def dequantize(w: Tensor, dtype: DTypeLike) -> NDArray[Any]:
+def dequantize(w: Tensor, dtype: DType) -> NDArray[Any]:
     """See `Tensor.dequantize`."""
     if w.ndim and prod(w.shape) >= MIN_WEIGHTS and w.format.levels is not None:
         values = np.empty((prod(w.shape[:-1]), w.shape[-1]), float_dtype(dtype))
@@ -25,7 +26,7 @@ def dequantize(w: Tensor, dtype: DTypeLike) -> NDArray[Any]:
     return w.format.dequantize(w.blocks, dtype)
 
 
-def gather(w: Tensor, index: NDArray[np.int64], dtype: DTypeLike) -> NDArray[Any]:
+def gather(w: Tensor, index: NDArray[np.int64], dtype: DType) -> NDArray[Any]:
     """Rows of a matrix by an index of rows that it has, as new values [*index.shape, K]."""
     flat = index.reshape(-1)
     values = np.empty((flat.size, w.shape[1]), float_dtype(dtype))

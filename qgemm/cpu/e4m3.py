@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from qgemm.codec.e4m3 import NUMBERS
 from qgemm.codec.eight_bits import COLUMNS, e4m3_weights
 from qgemm.codec.format import Blocks
-from qgemm.codec.group_activations import E4M3, FORMATS, GROUPS
+from qgemm.codec.group_activations import E4M3, FORMATS
 from qgemm.tensor import Tensor
 
-PANEL = 1 << 20  # weights that are decoded at a time
+PANEL_WEIGHTS = 1 << 20  # weights that are decoded at a time
 
 
 def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
@@ -22,12 +22,11 @@ def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     Products of a group are multiples of 2^-18 whose sum is below 2^26, so that BLAS computes it exactly in float64;
     it is rounded to float32 once.
     """
-    assert GROUPS[E4M3] == COLUMNS, "a scale of x for each of W"
     (n, k), m = w.shape, len(x)
     numbers = NUMBERS.astype(np.float64)
     qx = numbers[x["qs"].view(np.uint8)].reshape(m, k)
     dx = x["d"][:, :: COLUMNS // FORMATS[E4M3].weights]  # [M, groups]
-    height = max(1, PANEL // max(1, k))
+    height = max(1, PANEL_WEIGHTS // max(1, k))
     for start in range(0, n, height):
         part = slice(start, min(start + height, n))
         weights = e4m3_weights(w.format, w.blocks[part], k)

@@ -16,7 +16,7 @@ from qgemm.tensor import Tensor
 
 from . import native
 
-PANEL = 1 << 21  # weights that are decoded at a time
+PANEL_WEIGHTS = 1 << 21  # weights that are decoded at a time
 ROWS = 16  # rows of x that a core quantizes at a time
 
 
@@ -55,7 +55,7 @@ def multiply(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     (n, k), m = w.shape, len(x)
     qx = x["qs"].reshape(m, k).astype(np.float32)
     dx = np.ascontiguousarray(x["d"][:, ::BLOCKS].T)  # [groups, M]
-    height = max(1, PANEL // max(1, k))
+    height = max(1, PANEL_WEIGHTS // max(1, k))
     for start in range(0, n, height):
         part = slice(start, min(start + height, n))
         weights = eight_bits(w.format, w.blocks[part], k)

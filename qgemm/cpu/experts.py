@@ -6,30 +6,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from qgemm.arguments import NO_EPILOGUE, Array, Epilogue, Gated, Weights
+from qgemm.arguments import Array, Gated, Weights, one_product
 from qgemm.arrays import as_numpy
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import floats
-from qgemm.routing import (
-    Layer,
-    check_layer,
-    check_of_experts,
-    check_product,
-    check_routing,
-    check_weights_of,
-)
+from qgemm.routing import Layer, check_layer, check_of_experts, check_product, check_routing, check_weights_of
 from qgemm.tensor import Tensor
 
 from . import reference
-from .products import handed_back, multiply, multiply_gated, target_of
+from .products import handed_back, multiply, target_of
 
 Bias = NDArray[Any] | None  # [E, N]
 
 
 def matmul(
     x: Array, w: Tensor, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
-    dtype: DTypeLike | None, check_ids: bool,
+    dtype: DType | None, check_ids: bool,
 ) -> Any:  # fmt: skip
     """y [T, top_k, N] of `qgemm.moe_matmul`; x is quantized once."""
     kind = check_product(x, w, ids, activation, check_ids)
@@ -48,7 +42,7 @@ def matmul(
 
 def feed_forward(
     x: Array, gate_up: Weights | Sequence[Weights], down: Tensor, ids: Array, weights: Array, activation: str,
-    biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None, check_ids: bool,
+    biases: Sequence[Array | None] | None, out: Array | None, dtype: DType | None, check_ids: bool,
 ) -> Any:  # fmt: skip
     """y [T, K] of `qgemm.moe`."""
     layer = check_layer(x, gate_up, down, ids, activation, biases, check_ids)
@@ -61,7 +55,8 @@ def feed_forward(
     for expert, places in by_expert(routes, down.shape[0]):
         rows = values[places // routes.shape[1]]
         (gate, gate_bias), (up, up_bias) = _gate_and_up(layer, added, expert)
-        between = multiply_gated(rows, gate, Gated(layer.gate, up, up_bias), "a16", gate_bias, None, None)
+        gated = one_product(gate, gate_bias, None, None, Gated(layer.gate, up, up_bias))
+        (between,) = multiply(rows, gated, "a16", None)
         parts[places] = _product(between, down[expert], "a16", added[-1], expert)
     y = _weighted(parts.reshape(*routes.shape, down.shape[1]), factors)
     return handed_back(x, y, out, target, dtype)
@@ -91,8 +86,8 @@ def _weighted(parts: NDArray[np.float32], weights: NDArray[Any]) -> NDArray[np.f
 
 
 def _product(x: Array, w: Tensor, activation: str, bias: Bias, expert: int) -> Any:
-    added = NO_EPILOGUE if bias is None else Epilogue(bias[expert])
-    return multiply(x, [w], activation, [added], [None], None)[0]
+    request = one_product(w, None if bias is None else bias[expert], None, None)
+    return multiply(x, request, activation, None)[0]
 
 
 def _gate_and_up(layer: Layer, biases: Sequence[Bias], expert: int) -> list[tuple[Tensor, Bias]]:

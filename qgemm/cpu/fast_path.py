@@ -10,17 +10,18 @@ import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from qgemm.arguments import NO_EPILOGUE, Array, Epilogue, Gated
+from qgemm.arguments import Array, Gated, one_product
+from qgemm.codec.float_types import DType
 from qgemm.tensor import Tensor
 
-from .native.calls import TOKENS, Target
+from .native.calls import PACKED_TOKENS, Target
 from .native.libraries import loaded, source
 from .native.library import reason
 from .native.pool import ready
 from .native.products import has_library, scratch, scratch_bytes, template
-from .products import multiply, multiply_gated
+from .products import multiply
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -36,26 +37,23 @@ class Plan(NamedTuple):
 
 def product(
     w: Tensor, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
-    dtype: DTypeLike | None, gated: Gated | None = None,
+    dtype: DType | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.matmul`, or of `gated`: by the plan of w if it serves x, else with all checks and conversions."""
-    if bias is None and residual is None and dtype is None and gated is None:
-        if type(x) is np.ndarray and x.dtype is FLOAT32 and not reason():
-            plan = w.plans.get(activation) or _plan(w, activation)
-            if plan is not None:
-                y = _planned(plan, w, x, out)
-                if y is not None:
-                    return y
-        return multiply(x, (w,), activation, (NO_EPILOGUE,), (out,), None)[0]
-    if gated is not None:
-        return multiply_gated(x, w, gated, activation, bias, out, dtype)
-    return multiply(x, (w,), activation, (Epilogue(bias, residual),), (out,), dtype)[0]
+    alone = bias is None and residual is None and dtype is None and gated is None
+    if alone and type(x) is np.ndarray and x.dtype is FLOAT32 and not reason():
+        plan = w.plans.get(activation) or _plan(w, activation)
+        if plan is not None:
+            y = _planned(plan, w, x, out)
+            if y is not None:
+                return y
+    return multiply(x, one_product(w, bias, residual, out, gated), activation, dtype)[0]
 
 
 def _planned(plan: Plan, w: Tensor, x: NDArray[Any], out: Any) -> NDArray[Any] | None:
     """y [..., N] for x [..., K], in `out` if there is one; None if arrays must be checked or converted first."""
     *leading, k = x.shape or (0,)
-    if k != plan.k or not k <= x.size <= TOKENS * k or not (x.flags.c_contiguous and x.flags.aligned):
+    if k != plan.k or not k <= x.size <= PACKED_TOKENS * k or not (x.flags.c_contiguous and x.flags.aligned):
         return None
     shape = (*leading, plan.n)
     if out is None:

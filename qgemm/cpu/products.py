@@ -11,28 +11,13 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from qgemm.arguments import (
-    NO_EPILOGUE,
-    Array,
-    Epilogue,
-    Gated,
-    check_activation,
-    check_apart,
-    check_elements,
-    check_epilogue,
-    check_gated,
-    check_not_scalar,
-    check_out,
-    check_prepared,
-    check_shapes,
-    check_weights,
-    output_dtype,
-)
-from qgemm.arguments import epilogues as epilogues_of
+from qgemm import arguments
+from qgemm.arguments import Array, Epilogue, Request, output_dtype, several_products
 from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
 from qgemm.codec import group_activations, q8_1_f32
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import FLOATS, float_name, floats
 from qgemm.codec.group_activations import E4M3
 from qgemm.errors import UnsupportedError
@@ -59,96 +44,68 @@ class Job(NamedTuple):
 
 def multiply_many(
     x: Array, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
-    outs: Sequence[Array | None] | None, dtype: DTypeLike | None,
+    outs: Sequence[Array | None] | None, dtype: DType | None,
 ) -> list[Any] | None:  # fmt: skip
     """The list of `qgemm.matmul_many`; None if some weights are no Tensors."""
     if not all(isinstance(w, Tensor) for w in weights):
         return None
-    added = epilogues or epilogues_of(len(weights), None, None, outs)
-    return multiply(x, weights, activation, added, [None] * len(weights) if outs is None else outs, dtype)
+    return multiply(x, several_products(weights, epilogues, outs), activation, dtype)
 
 
-def multiply(
-    x: Array, weights: Sequence[Tensor], activation: str | None, epilogues: Sequence[Epilogue],
-    outs: Sequence[Array | None], dtype: DTypeLike | None,
-) -> list[Any]:  # fmt: skip
-    """y of each product, in `outs` or as arrays of x's library; "a8" quantizes x once for all of them."""
+def multiply(x: Array, request: Request, activation: str | None, dtype: DType | None) -> list[Any]:
+    """The outputs of a request, in its `outs` or as arrays of x's library; "a8" quantizes x once for all products."""
+    weights, epilogues, outs, function = request
     values, kind = _read(x, weights, activation)
-    dtype_of_y, rounds = _output(x, dtype)
-    jobs = []
-    for w, epilogue, out in zip(weights, epilogues, outs, strict=True):
-        _check(values, w, kind)
-        shape = (*values.shape[:-1], w.shape[0])
-        y = np.empty(shape, dtype_of_y) if out is None else target_of(out, shape, dtype)
-        jobs.append(Job(w, y, _terms(epilogue, shape)))
-    targets = [job.y for job, out in zip(jobs, outs, strict=True) if out is not None]
-    check_apart(targets)
-    if targets:
-        values = _unshared(values, targets)
-        jobs = [_apart(job, targets) for job in jobs]
-    _compute(values, jobs, kind)
-    pairs = zip(jobs, outs, strict=True)
-    return [_returned(x, job.y, rounds) if out is None else written(out, job.y) for job, out in pairs]
-
-
-def multiply_gated(
-    x: Array, gate: Tensor, gated: Gated, activation: str | None, bias: Array | None, out: Array | None,
-    dtype: DTypeLike | None,
-) -> Any:  # fmt: skip
-    """function(x @ gate.T + bias) * (x @ up.T + its bias), in `out` or as an array of x's library."""
-    weights = gate, gated.up
-    values, kind = _read(x, weights, activation)
-    check_gated(*weights)
+    if function:
+        arguments.check_gated(*weights)
     for w in weights:
         _check(values, w, kind)
     dtype_of_y, rounds = _output(x, dtype)
-    shape = (*values.shape[:-1], gate.shape[0])
-    target = None if out is None else target_of(out, shape, dtype)
-    y = np.empty(shape, dtype_of_y) if target is None else target
-    terms = [_terms(NO_EPILOGUE if b is None else Epilogue(b), shape) for b in (bias, gated.bias)]
-    if target is not None:
-        values = _unshared(values, [target])
-    memory = _rows_of(y)
-    pair = [
-        _product(Job(gate, y, terms[0]), memory)._replace(gate=GATES[gated.function]),
-        Product(gated.up, None, _bias(terms[1].bias, y)),
+    shapes = [(*values.shape[:-1], w.shape[0]) for w in weights]
+    ys = [
+        np.empty(shape, dtype_of_y) if out is None else target_of(out, shape, dtype)
+        for shape, out in zip(shapes, outs, strict=not function)
     ]
-    if native.multiplies(pair, kind):
-        native.multiply(_rows(values, kind), pair, kind)
-        _store(y, memory)
+    terms = map(_terms, epilogues, shapes)
+    jobs = [Job(*job) for job in zip(weights, ys * 2 if function else ys, terms, strict=True)]
+    targets = [y for y, out in zip(ys, outs, strict=True) if out is not None]
+    arguments.check_apart(targets)
+    if targets:
+        values = _unshared(values, targets)
+        jobs = [_apart(job, targets) for job in jobs]
+    if function:
+        _compute_gated(values, jobs, function, kind)
     else:
-        jobs = [Job(w, np.empty(shape, np.float32), added) for w, added in zip(weights, terms, strict=True)]
         _compute(values, jobs, kind)
-        with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
-            y[...] = gated_by(gated.function, *(job.y for job in jobs))
-    return _returned(x, y, rounds) if out is None else written(out, y)
+    pairs = zip(ys, outs, strict=True)
+    return [_returned(x, y, rounds) if out is None else written(out, y) for y, out in pairs]
 
 
 def _read(x: Array, weights: Sequence[Any], activation: str | None) -> tuple[NDArray[Any] | Tensor, str]:
     """x as an array of NumPy, or as it was quantized before, and the kind of activations."""
     values: Any = x
     plain = type(x) is np.ndarray and x.ndim > 0 and x.dtype.name in FLOATS  # else another file must look into it
-    kind = check_activation(activation, None if plain else prepared_for(x))
+    kind = arguments.check_activation(activation, None if plain else prepared_for(x))
     elsewhere = not plain and is_on_device(x)
     for w in weights:
         if elsewhere or not isinstance(w, Tensor):
             raise misplaced(x, w)
     if plain or isinstance(x, Tensor):
         return values, kind
-    return check_not_scalar(floats(as_numpy(x, "x"))), kind
+    return arguments.check_not_scalar(floats(as_numpy(x, "x"))), kind
 
 
 def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
     """The error about weights that x, of a kind of activations, cannot be multiplied by."""
-    check_weights(w, activation)
+    arguments.check_weights(w, activation)
     if isinstance(x, Tensor):
-        check_prepared(prepared_for(x), activation)
+        arguments.check_prepared(prepared_for(x), activation)
         if x.format not in QUANTIZED:
             raise UnsupportedError(f"prepared activations are Q8_1 for activation 'a8', got {x!r} for {activation!r}")
-    check_shapes(x.shape, w)
+    arguments.check_shapes(x.shape, w)
 
 
-def _output(x: Array, dtype: DTypeLike | None) -> tuple[np.dtype[Any], bool]:
+def _output(x: Array, dtype: DType | None) -> tuple[np.dtype[Any], bool]:
     """The dtype of a new y, and whether y is float32 that x's library rounds to bfloat16."""
     name = float_name(np.float32 if dtype is None else dtype)
     rounds = type(x) is not np.ndarray and rounds_itself(x, name)
@@ -160,16 +117,16 @@ def _returned(x: Array, y: NDArray[Any], rounds: bool) -> Any:
     return y if type(x) is np.ndarray else like(x, y, rounds)
 
 
-def target_of(out: Array, shape: tuple[int, ...], dtype: DTypeLike | None) -> NDArray[Any]:
+def target_of(out: Array, shape: tuple[int, ...], dtype: DType | None) -> NDArray[Any]:
     """The memory of `out`, if it fits."""
     memory = as_target(out)
-    check_out(memory if torch_of(out) is None else out, shape, dtype)
-    check_elements(memory)
+    arguments.check_out(memory if torch_of(out) is None else out, shape, dtype)
+    arguments.check_elements(memory)
     return memory
 
 
 def handed_back(
-    x: Array, y: NDArray[np.float32], out: Array | None, target: NDArray[Any] | None, dtype: DTypeLike | None
+    x: Array, y: NDArray[np.float32], out: Array | None, target: NDArray[Any] | None, dtype: DType | None
 ) -> Any:
     """A new float32 y in `out`, whose memory is `target`, or as an array of x's library and the dtype."""
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
@@ -186,7 +143,7 @@ def _terms(epilogue: Epilogue, shape: tuple[int, ...]) -> Epilogue:
         return epilogue
     names = zip(epilogue, Epilogue._fields, strict=True)
     arrays = Epilogue(*(None if array is None else as_numpy(array, name) for array, name in names))
-    check_epilogue(arrays, shape)
+    arguments.check_epilogue(arrays, shape)
     return arrays
 
 
@@ -226,6 +183,24 @@ def _compute(x: NDArray[Any] | Tensor, jobs: Sequence[Job], activation: str) -> 
             reference.multiply(rows, others, activation)
     for job, y in zip(jobs, memory, strict=True):
         _store(job.y, y)
+
+
+def _compute_gated(x: NDArray[Any] | Tensor, jobs: Sequence[Job], function: str, activation: str) -> None:
+    """y = function(product by gate) * (product by up) of two jobs with one y."""
+    gate, up = jobs
+    memory = _rows_of(gate.y)
+    pair = [
+        _product(gate, memory)._replace(gate=GATES[function]),
+        Product(up.w, None, _bias(up.epilogue.bias, gate.y)),
+    ]
+    if native.multiplies(pair, activation):
+        native.multiply(_rows(x, activation), pair, activation)
+        _store(gate.y, memory)
+        return
+    parts = [job._replace(y=np.empty(gate.y.shape, np.float32)) for job in jobs]
+    _compute(x, parts, activation)
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
+        gate.y[...] = gated_by(function, *(job.y for job in parts))
 
 
 def _rows(x: NDArray[Any] | Tensor, activation: str) -> NDArray[Any]:

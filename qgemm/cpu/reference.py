@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qgemm.codec import q8_1_f32
 from qgemm.codec.format import Blocks, Levels
-from qgemm.codec.group_activations import E4M3, GROUPS
+from qgemm.codec.group_activations import E4M3, GROUP_COLUMNS
 from qgemm.codec.packing import Floats
 from qgemm.codec.q8_1_f32 import UNIT
 from qgemm.errors import UnsupportedError
@@ -32,8 +32,8 @@ FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096
 TILES = 1 << 22  # weights that all cores together work on at a time, in a tile each
 TILE = 1 << 19  # and at most one core: 2 MiB of float32; shorter tiles wait for the interpreter lock
 SLICE = 1 << 17  # weights of a panel that one core decodes at a time
-PANEL = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of float32
-TOKENS = 1 << 22  # activations converted to float32 at a time: 16 MiB
+PANEL_WEIGHTS = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of float32
+X_CHUNK = 1 << 22  # activations converted to float32 at a time: 16 MiB
 SUMS = 1 << 19  # block sums that one core holds at a time: 2 MiB of float32
 BLAS_ALONE = 8192  # rows * tokens of a block product up to which OpenBLAS stays on the calling thread
 
@@ -64,12 +64,12 @@ def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> N
 
 def prepared(x: NDArray[Any], activation: str) -> Tensor:
     """Values [..., K] -> a Tensor of activations of any kind but "a16"."""
-    return eight_bits.quantize(x, activation) if activation in GROUPS else quantize_activations(x)
+    return eight_bits.quantize(x, activation) if activation in GROUP_COLUMNS else quantize_activations(x)
 
 
 def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> None:
     """y [M, N] = x [M, K] @ w [N, K].T with exact weights and float32 sums; y of any float dtype."""
-    step = max(1, TOKENS // max(1, x.shape[1]))
+    step = max(1, X_CHUNK // max(1, x.shape[1]))
     for start in range(0, len(x), step):
         tokens = slice(start, start + step)
         with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite, NaN stays NaN
@@ -83,7 +83,7 @@ def multiply_a16(x: NDArray[Any], w: Tensor, y: NDArray[Any]) -> None:
 def _multiply_panels(x: Floats, w: Tensor, y: NDArray[Any], rest: Floats | None = None, unit: float = 1.0) -> None:
     """y [M, N] = unit * (x [M, K] @ w [N, K].T + rest [M, groups] @ shift [N, groups].T): see `_shift`."""
     blocks, k = w.blocks, w.shape[1]
-    height = min(len(blocks), max(1, PANEL // max(1, k)))
+    height = min(len(blocks), max(1, PANEL_WEIGHTS // max(1, k)))
     panel = np.empty((height, k), np.float32)
     shifts = None if rest is None else np.empty((height, rest.shape[1]), np.float32)
     for start in range(0, len(blocks), height):
@@ -147,7 +147,7 @@ def multiply_a8(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
     """
     if not w.format.integer:
         raise UnsupportedError(f"{w!r}: {w.format} has no integer codes for activation 'a8'; use 'a16'")
-    step = max(1, TOKENS // max(1, w.shape[1]))
+    step = max(1, X_CHUNK // max(1, w.shape[1]))
     for start in range(0, len(x), step):
         part, y_part = x[start : start + step], y[start : start + step]
         (_multiply_codes if len(part) <= FEW_TOKENS else _multiply_decoded)(part, w, y_part)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qgemm.arguments import Activation, Array, Weights
 from qgemm.backend import PRODUCTS, Status
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, float_name
 from qgemm.errors import ShapeError, UnsupportedError
-from qgemm.routing import check_layer, check_product
 from qgemm.tensor import Tensor
 
 from . import encode, planes, prepare
@@ -33,32 +33,8 @@ class CudaBackend:
 
     product = staticmethod(replay.product)
     products = staticmethod(replay.products)
-
-    def moe_matmul(
-        self, x: Array, w: DeviceExperts, ids: Array, activation: str | None, bias: Array | None, out: Array | None,
-        dtype: DTypeLike | None, check_ids: bool,
-    ) -> Any:  # fmt: skip
-        """y [T, top_k, N]; a call like an earlier one by its launches."""
-        if activation in (None, "a16") and not check_ids and type(w) is DeviceExperts:
-            y = experts.replayed_matmul(w, x, ids, bias, out, dtype)
-            if y is not None:
-                return y
-        if check_product(x, w, ids, activation, check_ids) != "a16":
-            raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
-        return experts.matmul(w, x, ids, bias, out, dtype)
-
-    def moe(
-        self, x: Array, gate_up: Weights | Sequence[Weights], down: DeviceExperts, ids: Array, weights: Array,
-        activation: str, biases: Sequence[Array | None] | None, out: Array | None, dtype: DTypeLike | None,
-        check_ids: bool,
-    ) -> Any:  # fmt: skip
-        """y [T, K]; a call like an earlier one by its launches."""
-        if not check_ids and type(down) is DeviceExperts:
-            y = experts.replayed_layer(down, x, gate_up, ids, weights, activation, biases, out, dtype)
-            if y is not None:
-                return y
-        layer = check_layer(x, gate_up, down, ids, activation, biases, check_ids)
-        return experts.feed_forward(x, layer.gate_up, down, ids, weights, activation, biases, out, dtype)
+    moe_matmul = staticmethod(experts.matmul)
+    moe = staticmethod(experts.feed_forward)
 
     def quantize_activations(self, x: Array, activation: Activation) -> DeviceActivations:
         """x [..., K] as blocks of codes on its device."""
@@ -70,11 +46,11 @@ class CudaBackend:
         require("an array on a CUDA device")
         return planes.quantize(x, fmt) if fmt.tile.bit_planes else encode.quantize(x, fmt, importance)
 
-    def dequantize(self, w: DeviceTensor, dtype: DTypeLike) -> Any:
+    def dequantize(self, w: DeviceTensor, dtype: DType) -> Any:
         """The weights as a CuPy array [N, K]."""
         return w.dequantize(dtype)
 
-    def rows(self, w: DeviceTensor, index: NDArray[Any], dtype: DTypeLike) -> Any:
+    def rows(self, w: DeviceTensor, index: NDArray[Any], dtype: DType) -> Any:
         """Rows of a matrix, by an index on its device, as an array of the index's library."""
         return w.rows(index, float_name(dtype))
 

@@ -11,7 +11,7 @@ from qgemm.arguments import Activation, PreparedActivations
 from qgemm.arrays import as_cupy, like, stream_of
 from qgemm.codec.format import Blocks
 from qgemm.codec.group_activations import FORMAT as GROUPED
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.codec.q8_1_f32 import FORMAT
 
 from .kernels.activations import quantize_groups_launch, quantize_launch
@@ -48,8 +48,8 @@ class DeviceActivations(PreparedActivations):
     def blocks(self) -> Blocks:
         """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes."""
         rows, data = prod(self.shape[:-1]), (self.library or cupy_library()).host(self.data)
-        if self.activation in GROUPS:
-            return group_activations.blocks_of(data, rows, self.shape[-1], GROUPS[self.activation])
+        if self.activation in GROUP_COLUMNS:
+            return group_activations.blocks_of(data, rows, self.shape[-1], GROUP_COLUMNS[self.activation])
         tiles = data.view(DTYPE).reshape(-1, rows).T
         blocks = np.empty((*tiles.shape, BLOCKS), FORMAT.dtype)
         codes = np.empty((*blocks.shape, FORMAT.weights), np.int8)
@@ -82,7 +82,7 @@ def _in_place(x: Any, library: Library) -> bool:
 
 def _blocks(x: Any, library: Library, activation: Activation) -> Any:
     """Values as blocks in a new array of bytes; x is copied where it is not aligned or not in C order."""
-    m, k, group = prod(x.shape[:-1]), x.shape[-1], GROUPS.get(activation, 0)
+    m, k, group = prod(x.shape[:-1]), x.shape[-1], GROUP_COLUMNS.get(activation, 0)
     (GROUPED if group else FORMAT).blocks_in(k, "activations")
     if not library.contiguous(x) or library.pointer(x) % ALIGNMENT:
         x = library.copy(x)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from qgemm.arguments import Array
 from qgemm.arrays import as_cupy, stream_of
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import Format, float_dtype
 from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.formats.kbit import WEIGHTS
@@ -54,7 +54,7 @@ class Planes:
         """Bytes on the device."""
         return int(self.absmax.nbytes + self.planes.nbytes)
 
-    def dequantize(self, dtype: DTypeLike = np.float32) -> cupy.ndarray:
+    def dequantize(self, dtype: DType = np.float32) -> cupy.ndarray:
         """The weights as a new CuPy array [..., N, K], bit for bit as `Tensor.dequantize` gives them."""
         import cupy
 

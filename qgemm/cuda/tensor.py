@@ -7,8 +7,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, float_dtype
 from qgemm.errors import UnsupportedError
 from qgemm.locks import cached_property
@@ -59,7 +59,7 @@ class DeviceTensor(Packed):
         """Bytes on the device: those of the blocks, and the padding to whole tiles."""
         return int(self.data.nbytes)
 
-    def dequantize(self, dtype: DTypeLike = np.float32) -> Any:
+    def dequantize(self, dtype: DType = np.float32) -> Any:
         """The weights as a new CuPy array [N, K]: exact in float32, rounded once from it to float16 or bfloat16."""
         to = float_dtype(dtype)
         if self.format.levels is None:

@@ -27,7 +27,7 @@ from qgemm.codec.packing import Floats, reciprocal
 from qgemm.codec.scales import absmax
 from qgemm.errors import UnsupportedError
 
-GROUPS = (32, 64, 128, 256)
+GROUP_SIZES = (32, 64, 128, 256)
 CODE_EXPONENT = {"e4m3": 8, "e5m2": 0}  # the number is 2^this times the half with the code's bits (e4m3: shifted)
 MAX_LEVEL = {"e4m3": 480.0, "e5m2": 57344.0}  # the largest number in kernels
 MIN_SCALE = np.float32(2.0**-125)  # the reciprocal of a smaller scale overflows
@@ -42,8 +42,10 @@ NUMBERS: dict[str, Floats] = {
 
 def f8_format(kind: str, group: int) -> Format:
     """The format of "e4m3" or "e5m2" with groups of 32, 64, 128 or 256, the same one at each call; UnsupportedError."""
-    if kind not in NUMBERS or group not in GROUPS:
-        raise UnsupportedError(f"a float8 format is of {', '.join(NUMBERS)}, groups of {GROUPS}; got {kind}, {group}")
+    if kind not in NUMBERS or group not in GROUP_SIZES:
+        raise UnsupportedError(
+            f"a float8 format is of {', '.join(NUMBERS)}, groups of {GROUP_SIZES}; got {kind}, {group}"
+        )
     return _built(kind, group)
 
 

@@ -35,7 +35,7 @@ from qgemm.errors import UnsupportedError
 
 from .plain import encode_bf16
 
-BITS, GROUPS = range(1, 9), (32, 64, 128, 256, None)
+BITS, GROUP_SIZES = range(1, 9), (32, 64, 128, 256, None)
 ROW = 256  # weights of a block where a whole row shares a scale
 NAME = re.compile(r"u([1-8])([zf]?)_(?:g(32|64|128|256)|row)(_bf16)?")
 # Members that stand for the family in tests and in CI's compilations: every number of bits, every group with four bits,
@@ -76,7 +76,7 @@ def group_format(bits: int, group: int | None, *, scale: str = "f16", zero: str 
 
     bits: 1 to 8. group: 32, 64, 128, 256. scale: "f16", "bf16". zero: "none", "int", "float". Else UnsupportedError.
     """
-    options = (("bits", bits, BITS), ("group", group, GROUPS), ("scale", scale, SCALES), ("zero", zero, ZEROS))
+    options = (("bits", bits, BITS), ("group", group, GROUP_SIZES), ("scale", scale, SCALES), ("zero", zero, ZEROS))
     for option, value, choices in options:
         if value not in choices:
             raise UnsupportedError(f"a group format has {option} {', '.join(map(repr, choices))}; got {value!r}")
@@ -181,7 +181,7 @@ def members() -> list[Format]:
     return [
         group_format(bits, group, scale=scale, zero=zero)
         for bits in BITS
-        for group in GROUPS
+        for group in GROUP_SIZES
         for scale in SCALES
         for zero in ZEROS
     ]

@@ -26,7 +26,7 @@ VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 
 CODEBOOK = VALUES.astype(np.float32)
 CODEBOOK.flags.writeable = False
 MIN_MAGNITUDE = np.float32(1e-15)  # ggml encodes blocks without a larger magnitude as zeros
-STEPS = 7  # on either side
+TRIALS = 7  # on either side
 PAIRED = (0, 2, 1, 3)  # the nibble in a tile of columns 2t, 2t + 8, 2t + 1, 2t + 9 of a row
 
 
@@ -63,7 +63,7 @@ def scales(x: Floats, weights: Floats) -> Floats:
     products, norms = _sums(np.float32(1) / (largest / np.float32(127)), columns, squares)
     d = np.where(norms > 0, products / norms, np.float32(0))  # 0 where all weights are 0
     best = d * products
-    for step in range(-STEPS, STEPS + 1):
+    for step in range(-TRIALS, TRIALS + 1):
         products, norms = _sums((CODEBOOK[0] + np.float32(step)) / largest, columns, squares)
         better = (norms > 0) & (products * products > best * norms)
         d = np.where(better, products / norms, d)

@@ -25,7 +25,7 @@ from qgemm.packed import Packed
 from .rows import decoded, selected
 from .storage import packed_of
 
-PANEL = 1 << 22  # weights decoded at a time by a backward: 16 MiB of float32
+PANEL_WEIGHTS = 1 << 22  # weights decoded at a time by a backward: 16 MiB of float32
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 _library = torch.library.Library("qgemm", "DEF")
@@ -71,7 +71,7 @@ def dense(weight: torch.Tensor, format: str, shape: tuple[int, int], dtype: torc
 
 def panels(shape: tuple[int, int]) -> Iterator[slice]:
     """Ranges of rows to decode at a time: whole row blocks of a GPU's tiles."""
-    step = max(ROWS, PANEL // max(1, shape[1]) // ROWS * ROWS)
+    step = max(ROWS, PANEL_WEIGHTS // max(1, shape[1]) // ROWS * ROWS)
     return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
 
 

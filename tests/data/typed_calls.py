@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_type
 
 import qgemm
+
+if TYPE_CHECKING:
+    from qgemm.codec.float_types import TorchDType
 
 x: NDArray[np.float16] = np.ones((2, 64), np.float16)
 w = qgemm.quantize(np.ones((5, 64)), "q4_0")
@@ -31,6 +34,14 @@ assert_type(qgemm.matmul([[1.0] * 64], w), Any)
 assert_type(qgemm.matmul(prepared, w), Any)
 assert_type(qgemm.matmul_many(x, [w, w], "a8"), list[Any])
 assert_type(x[0] @ w.T, Any)
+
+
+def calls_with_dtypes_of_torch(dtype: TorchDType) -> None:
+    assert_type(qgemm.matmul_many(x, [w], dtype=dtype), list[Any])
+    assert_type(qgemm.gated(x, w, w, dtype=dtype), Any)
+    assert_type(qgemm.moe_matmul(x, w, x, dtype=dtype), Any)
+    assert_type(qgemm.moe(x, [w, w], w, x, x, dtype=dtype), Any)
+
 
 # Each of these is an error, without which mypy would complain of the comment.
 qgemm.matmul(x, w, "w4a8")  # type: ignore[call-overload]

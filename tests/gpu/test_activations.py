@@ -11,7 +11,7 @@ from strategies import INTEGER, gpu_settings, over_formats, weights
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks
 from qgemm.cuda.layout import tile as tiles
 
@@ -44,14 +44,14 @@ def test_activations_equal_the_cpu_bit_for_bit(x_dtype, data):
         np.testing.assert_array_equal(got[name], want[name])
 
 
-@pytest.mark.parametrize("activation", GROUPS)
+@pytest.mark.parametrize("activation", GROUP_COLUMNS)
 @pytest.mark.parametrize("x_dtype", ["float32", "float16", "bfloat16"])
 @gpu_settings
 @given(data=st.data())
 def test_activations_of_eight_bits_equal_the_cpu_bit_for_bit(x_dtype, activation, data):
     x = data.draw(activations_of(x_dtype, 140, 19))
     want = qgemm.quantize_activations(x, activation).blocks
-    nbytes = group_activations.nbytes(*x.shape, GROUPS[activation])
+    nbytes = group_activations.nbytes(*x.shape, GROUP_COLUMNS[activation])
     cupy().full(nbytes, 255, np.uint8)  # freed at once: the memory that the codes will get
     got = qgemm.quantize_activations(cupy().asarray(x), activation).blocks()
     np.testing.assert_array_equal(got["qs"], want["qs"])

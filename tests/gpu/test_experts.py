@@ -20,7 +20,7 @@ from strategies import TILED, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.call import experts, grouped
+from qgemm.cuda.call import grouped, plan
 from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 
@@ -79,7 +79,7 @@ def test_a_layer(fmt, name, dtype):
 @over_formats([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q8_0", "mxfp4", "iq2_xs", "kbit4")])
 def test_a_layer_without_bulk_copies(fmt, monkeypatch):
     """Stages filled by cp.async, as on GPUs before sm_90, whose configs an H100 also runs."""
-    for module in (experts, grouped):
+    for module in (plan, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: gpu(device)._replace(sm=80))
     rng = np.random.default_rng(7)
     gate, up, down = (random_experts(fmt, 9, *shape, rng) for shape in ((512, 2048), (512, 2048), (2048, 512)))

@@ -12,7 +12,7 @@ from strategies import TILED, gpu_settings, over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
-from qgemm.cuda.call import experts, grouped
+from qgemm.cuda.call import grouped, plan
 from qgemm.cuda.kernels import moe_prefill_sm80
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE
 from qgemm.cuda.kernels.routes import WGMMA
@@ -45,7 +45,7 @@ def by_decode(monkeypatch, tokens):
 
 def by_mma_sync(monkeypatch, tokens):
     """Calls of any size take the kernel of GPUs without wgmma."""
-    for module in (experts, grouped):
+    for module in (plan, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: gpu(device)._replace(sm=MMA_SYNC))
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 

@@ -8,7 +8,7 @@ import helpers
 import numpy as np
 
 from qgemm.codec.eight_bits import COLUMNS, EightBits
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.cuda.jit.twins import EpilogueArguments, Products, Types
 from qgemm.cuda.kernels import decode, gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, requantize
 from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template, gated_config
@@ -67,7 +67,7 @@ def in_groups(blocks, group):
 
 def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=None, residual=None, backwards=False):
     """y [m, n] by a config of prefill_sm80_eight_bits, from prepared blocks [m, K / 32]; bytes beside y stay."""
-    fmt, (n, k), m, group = w.format, w.shape, len(blocks), GROUPS[kind]
+    fmt, (n, k), m, group = w.format, w.shape, len(blocks), GROUP_COLUMNS[kind]
     plan = prefill_sm80_eight_bits.measured()[config]
     template = prefill_sm80_eight_bits.template(fmt, plan, kind, SM)
     count = prefill_sm80.tiles_of(plan, n, m)

@@ -1,10 +1,9 @@
 // Sm80EightBits<Config>: constants, stages and loaders of prefill_sm80_eight_bits. A k_iter has the EIGHT_BIT_COLUMNS
-// that share a scale of W, in whole tiles. A warp multiplies all of its columns, so that it scales sums of whole
-// groups.
+// that share a scale of W and one of x, in whole tiles. A warp multiplies all of its columns, so that it scales sums of
+// whole groups.
 //
 // Config: Sm80 of config.cuh with WARP_SPLIT_K 1 and STAGES at least 2, and
 //   E4M3         e4m3 floats instead of int8
-//   X_GROUP      columns of x that share a scale
 //   X_ROW_BYTES  a token's codes in a stage
 //   LEAST_LEVEL, GREATEST_LEVEL   of the format
 #pragma once
@@ -19,7 +18,6 @@ struct Sm80EightBits : Sm80<Base> {
     using Sm80<Base>::TILE_COLUMNS;
     static constexpr int K_ITER = EIGHT_BIT_COLUMNS / K_BLOCK;      // k_blocks
     static constexpr int TILES = EIGHT_BIT_COLUMNS / TILE_COLUMNS;  // per row_block and k_iter
-    static constexpr int X_GROUPS = EIGHT_BIT_COLUMNS / Base::X_GROUP, GROUP_K_BLOCKS = K_ITER / X_GROUPS;
     static_assert(Base::WARP_SPLIT_K == 1, "a warp has all columns of a group");
     static_assert(EIGHT_BIT_COLUMNS % TILE_COLUMNS == 0, "a stage has whole tiles");
     static_assert(Base::BLOCK_TOKENS % 16 == 0, "the scales of 16 tokens are adjacent");
@@ -31,7 +29,7 @@ struct EightBitStage {
     static_assert(Config::X_ROW_BYTES % 128 == 16, "rows of x are in the same banks");
     typename Config::Tile tiles[Config::ROW_BLOCKS][Config::TILES];
     signed char x[Config::BLOCK_TOKENS][Config::X_ROW_BYTES];
-    float x_scales[Config::X_GROUPS][Config::BLOCK_TOKENS];
+    float x_scales[Config::BLOCK_TOKENS];
 };
 
 // Copies W, one k_iter after the other. A team of TEAM_THREADS copies a row_block's tiles, which are adjacent, as
@@ -70,8 +68,7 @@ struct TileLoader {
 template <class Config>
 struct EightBitXLoader {
     static constexpr int BLOCK_TOKENS = Config::BLOCK_TOKENS, ROW_CHUNKS = EIGHT_BIT_COLUMNS / 16;
-    static constexpr int PASS_TOKENS = Config::THREADS / ROW_CHUNKS, GROUP_CHUNKS = BLOCK_TOKENS / 4;
-    static constexpr int SCALE_CHUNKS = Config::X_GROUPS * GROUP_CHUNKS;
+    static constexpr int PASS_TOKENS = Config::THREADS / ROW_CHUNKS, SCALE_CHUNKS = BLOCK_TOKENS / 4;
     static_assert(BLOCK_TOKENS % PASS_TOKENS == 0, "all threads copy whole passes of tokens");
     static_assert(SCALE_CHUNKS <= Config::THREADS, "a thread copies a chunk of scales");
 
@@ -89,9 +86,9 @@ struct EightBitXLoader {
         codes = x + (p.first_token + token) * columns + i64(p.first) * EIGHT_BIT_COLUMNS + 16 * chunk;
         tokens = x_rows - p.first_token - token;
         codes_to = shared_address(stage.x[token]) + 16 * chunk;
-        const int group = thread / GROUP_CHUNKS, first = thread % GROUP_CHUNKS * 4;
+        const int first = 4 * thread;  // of the tokens whose scales this thread copies
         const float* all_scales = reinterpret_cast<const float*>(x + rows * columns);
-        scales = all_scales + (i64(p.first) * Config::X_GROUPS + group) * rows + p.first_token + first;
+        scales = all_scales + i64(p.first) * rows + p.first_token + first;
         scale_rows = x_rows - p.first_token - first;
         scales_to = shared_address(stage.x_scales) + 16 * thread;
     }
@@ -101,7 +98,7 @@ struct EightBitXLoader {
         for (int i = 0; i < BLOCK_TOKENS; i += PASS_TOKENS)
             cp_async_16(codes_to + offset + Config::X_ROW_BYTES * i, codes + i * columns, iters > 0 && i < tokens);
         if (threadIdx.x < SCALE_CHUNKS) cp_async_16(scales_to + offset, scales, iters > 0 && scale_rows > 0);
-        codes += EIGHT_BIT_COLUMNS, scales += Config::X_GROUPS * rows, --iters;
+        codes += EIGHT_BIT_COLUMNS, scales += rows, --iters;
     }
 };
 

@@ -1,11 +1,11 @@
 // Mainloop and consumer of prefill_sm90_eight_bits. A warpgroup owns a row_block and every WG_SPLIT_K-th stage. A stage
-// has the columns that share a scale of W, in two boxes of x.
+// has the columns that share a scale of W and one of x, in two boxes of x.
 //
-//   acc += s_w * s_x * (integer sums over a group of columns of x)
+//   acc += s_w * s_x * (integer sums over the columns of a stage)
 //
-// While wgmma computes the sums of one group, the sums of the group before are scaled and added, and the next weights
-// become bytes. If a group is a stage and there are more than 128 tokens, the tokens are computed in two passes with
-// sums of their own: the sums of one pass are scaled while wgmma computes the other.
+// While wgmma computes the sums of one stage, the sums of the stage before are scaled and added, and the next weights
+// become bytes. More than 128 tokens are computed in two passes with sums of their own: the sums of one pass are scaled
+// while wgmma computes the other.
 // Config: EightBits of eight_bits.cuh.
 #pragma once
 
@@ -17,14 +17,14 @@ namespace qgemm {
 
 template <class Config>
 struct EightBitMainloop {
-    static constexpr int X_GROUPS = Config::X_GROUPS, STEPS = Config::X_COLUMNS / 32;  // per stage, per box
+    static constexpr int STEPS = Config::X_COLUMNS / 32;  // per box
     // Tokens of the two passes: int8 wgmma requires multiples of 16.
     static constexpr int FIRST_TOKENS = (Config::BLOCK_TOKENS / 2 + 15) / 16 * 16,
                          LAST_TOKENS = Config::BLOCK_TOKENS - FIRST_TOKENS;
     static constexpr u32 X_BOX = StageCursor<Config>::X_STAGE / Config::BOXES,  // strides of operand B's descriptor
         X_LAST = X_BOX / Config::BLOCK_TOKENS * FIRST_TOKENS;
     // Measured: 128 tokens in two passes cost 88.0 us, in one 82.0. 176 tokens in one pass spill registers.
-    static constexpr bool TWO_PASSES = X_GROUPS == 1 && Config::BLOCK_TOKENS > 128;
+    static constexpr bool TWO_PASSES = Config::BLOCK_TOKENS > 128;
     using Format = typename Config::TileFormat;
     using Acc = typename Config::Acc;
     template <int TOKENS>
@@ -35,8 +35,8 @@ struct EightBitMainloop {
     const WeightPipeline<Config>& pipeline;  // W of this row_block
     u32 first_x;                             // operand B's descriptor (low word) in the first stage
 
-    // The scales of a group: of x, and of this lane's rows g and g + 8.
-    struct GroupScales {
+    // The scales of a stage: of x, and of this lane's rows g and g + 8.
+    struct StageScales {
         const float4* x;
         float2 w;
     };
@@ -52,7 +52,7 @@ struct EightBitMainloop {
     }
 
 private:
-    // A group is a stage. The sums of both passes are added within the iteration: if the next one read them, ptxas
+    // The sums of both passes are added within the iteration: if the next one read them, ptxas
     // would wait for all wgmma.
     __device__ __forceinline__ void run_two_passes(Acc& acc, Cursor& cursor, int end) const {
         if (cursor.j >= end) return;
@@ -63,7 +63,7 @@ private:
         begin_stage(a[0], cursor, w_scales);
         while (cursor.j < end) {
             const unsigned long long x = cursor.x;
-            const GroupScales group = scales_of(cursor, 0, w_scales);
+            const StageScales scales = scales_of(cursor, w_scales);
             multiply<FIRST_TOKENS, 0, false>(first, a[0], x);
             dequantize(a[1], cursor, 1, w_scales);
             multiply<FIRST_TOKENS, 1>(first, a[1], x + X_BOX);
@@ -71,42 +71,36 @@ private:
             multiply<LAST_TOKENS, 1>(last, a[1], x + X_BOX + X_LAST);
             cursor.release();
             wgmma_wait<2>();
-            add<0, FIRST_TOKENS>(acc, first, group);
+            add<0, FIRST_TOKENS>(acc, first, scales);
             cursor.advance();
             wgmma_wait<1>();  // wgmma has read a[0]
             if (cursor.j < end) begin_stage(a[0], cursor, w_scales);
             wgmma_wait<0>();
-            add<FIRST_TOKENS, LAST_TOKENS>(acc, last, group);
+            add<FIRST_TOKENS, LAST_TOKENS>(acc, last, scales);
         }
         cursor.release();
     }
-    // The sums of all tokens are computed together. If a group is a box, two passes cost an eighth more.
+    // The sums of all tokens are computed together.
     __device__ __forceinline__ void run_one_pass(Acc& acc, Cursor& cursor, int end) const {
         OperandA a[2];
         Sums<Config::BLOCK_TOKENS> sums;
         EightBitScales<Config> w_scales;
-        GroupScales group = {nullptr, {}};  // scales of the sums that wgmma may still be computing
+        StageScales scales = {nullptr, {}};  // of the sums that wgmma may still be computing
         for (; cursor.j < end; cursor.advance()) {
             cursor.wait(pipeline, first_x);
             w_scales.begin(pipeline, cursor.state.stage, cursor.tile(), wg.p.k_blocks_in(cursor.j), wg.warp, wg.lane);
-            if constexpr (X_GROUPS == 1) wgmma_wait<1>();  // wgmma has read a[0]
-#pragma unroll
-            for (int box = 0; box < 2; ++box) {
-                dequantize(a[box], cursor, box, w_scales);
-                const unsigned long long x = cursor.x + box * X_BOX;
-                if (X_GROUPS == 1 && box == 1) {
-                    multiply<Config::BLOCK_TOKENS, 1>(sums, a[box], x);
-                    continue;
-                }
-                wgmma_wait<0>();
-                if (group.x) add<0, Config::BLOCK_TOKENS>(acc, sums, group);
-                if (box == 0) cursor.release();
-                multiply<Config::BLOCK_TOKENS, 0>(sums, a[box], x);
-                group = scales_of(cursor, box, w_scales);
-            }
+            wgmma_wait<1>();  // wgmma has read a[0]
+            dequantize(a[0], cursor, 0, w_scales);
+            wgmma_wait<0>();
+            if (scales.x) add<0, Config::BLOCK_TOKENS>(acc, sums, scales);
+            cursor.release();
+            multiply<Config::BLOCK_TOKENS, 0>(sums, a[0], cursor.x);
+            scales = scales_of(cursor, w_scales);
+            dequantize(a[1], cursor, 1, w_scales);
+            multiply<Config::BLOCK_TOKENS, 1>(sums, a[1], cursor.x + X_BOX);
         }
         wgmma_wait<0>();
-        if (group.x) add<0, Config::BLOCK_TOKENS>(acc, sums, group);
+        if (scales.x) add<0, Config::BLOCK_TOKENS>(acc, sums, scales);
         cursor.release();
     }
     // Waits for a stage, decodes its scales and converts the weights of its first box to bytes.
@@ -124,8 +118,8 @@ private:
         for (int step = 1; step < STEPS; ++step) wgmma_s8<TOKENS, 1>(sums, a[step], x + 2 * step);
         if (COMMIT) wgmma_commit();
     }
-    __device__ GroupScales scales_of(const Cursor& cursor, int group, const EightBitScales<Config>& w_scales) const {
-        const float* x = wg.smem.x_scales[cursor.state.stage][group];
+    __device__ StageScales scales_of(const Cursor& cursor, const EightBitScales<Config>& w_scales) const {
+        const float* x = wg.smem.x_scales[cursor.state.stage];
         return {reinterpret_cast<const float4*>(x) + wg.lane % 4, w_scales.unit};
     }
     __device__ __forceinline__ void dequantize(OperandA& a, const Cursor& cursor, int box,
@@ -147,7 +141,7 @@ private:
     // Adds the scaled sums of tokens FIRST .. FIRST + TOKENS - 1: a lane has rows g and g + 8 of tokens 8 i + 2t and
     // 8 i + 2t + 1. The scales of four tokens of a lane are adjacent.
     template <int FIRST, int TOKENS>
-    __device__ __forceinline__ void add(Acc& acc, const Sums<TOKENS>& sums, const GroupScales& scales) const {
+    __device__ __forceinline__ void add(Acc& acc, const Sums<TOKENS>& sums, const StageScales& scales) const {
 #pragma unroll
         for (int i = 0; i < TOKENS / 16; ++i) {
             const int sixteen = FIRST / 16 + i;

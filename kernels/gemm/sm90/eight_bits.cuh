@@ -1,10 +1,10 @@
 // prefill_sm90_eight_bits: its configuration and its loads of x, where they differ from prefill_sm90.
 //
-// x is signed bytes [rows, columns], padded to whole token tiles and whole stages, with scales [groups along K][rows].
+// x is signed bytes [rows, columns], padded to whole token tiles and whole stages, with scales [stages][rows].
 // qgemm/cuda/layout/group_activations.py has the order of columns and tokens. The consumer warps may quantize x first,
 // while W loads (quantize_x_by_cta.cuh).
-// Config: Sm90 of config.cuh with In signed char and a stage of EIGHT_BIT_COLUMNS, which share a scale of W; X_GROUP
-// (columns of x that share a scale); LEAST_LEVEL and GREATEST_LEVEL of the format.
+// Config: Sm90 of config.cuh with In signed char and a stage of EIGHT_BIT_COLUMNS, which share a scale of W and one of
+// x; LEAST_LEVEL and GREATEST_LEVEL of the format.
 #pragma once
 
 #include "consumer.cuh"
@@ -18,16 +18,15 @@ struct EightBits : Sm90<Base> {
     static constexpr int BOXES = Base::K_BLOCKS_PER_STAGE * K_BLOCK / Sm90<Base>::X_COLUMNS;  // per stage of x
     static_assert(Base::K_BLOCKS_PER_STAGE * K_BLOCK == EIGHT_BIT_COLUMNS, "a stage has the columns of a scale of W");
     static_assert(Sm90<Base>::WHOLE_TILES, "a stage holds whole tiles, which have all scales of its columns");
-    static constexpr int X_GROUPS = EIGHT_BIT_COLUMNS / Base::X_GROUP;  // per stage of x
-    static_assert(BOXES == 2 && BOXES % X_GROUPS == 0, "a box of x lies in one group");
+    static_assert(BOXES == 2, "the main loop multiplies two boxes per stage");
 
     struct XScales {
-        float x_scales[Base::STAGES][X_GROUPS][Base::BLOCK_TOKENS];
+        float x_scales[Base::STAGES][Base::BLOCK_TOKENS];
         alignas(16) u32 batch;  // number of the batch that consumer warps quantize: quantize_x_by_cta.cuh
     };
 };
 
-// x in bytes. map: tensor map of the bytes; scales: [groups along K][rows]; raw: x in floats if this kernel quantizes
+// x in bytes. map: tensor map of the bytes; scales: [stages][rows]; raw: x in floats if this kernel quantizes
 // it.
 template <class Config>
 struct EightBitX {
@@ -48,7 +47,7 @@ __device__ __forceinline__ void prepare_x(const EightBitX<Config>& x, const Smem
 
 template <class Config>
 __device__ inline void load_x(Producer<Config>& producer, const EightBitX<Config>& x) {
-    constexpr int BOXES = Config::BOXES, X_GROUPS = Config::X_GROUPS;
+    constexpr int BOXES = Config::BOXES;
     if (elect_sync()) prefetch_tensormap(x.map);
     if (!x.raw.x) griddepcontrol_launch_dependents();
     auto& smem = producer.smem;
@@ -65,11 +64,8 @@ __device__ inline void load_x(Producer<Config>& producer, const EightBitX<Config
                             for (int box = 0; box < BOXES; ++box)
                                 tma_load_2d(shared_address(smem.x[state.stage][box]), x.map, source.token,
                                             (j * BOXES + box) * Config::X_COLUMNS, full);
-#pragma unroll
-                            for (int group = 0; group < X_GROUPS; ++group)
-                                cp_async_bulk(shared_address(smem.x_scales[state.stage][group]),
-                                              x.scales + i64(j * X_GROUPS + group) * x.rows + source.token,
-                                              sizeof(smem.x_scales[0][0]), full);
+                            cp_async_bulk(shared_address(smem.x_scales[state.stage]),
+                                          x.scales + i64(j) * x.rows + source.token, sizeof(smem.x_scales[0]), full);
                         });
     if (x.raw.x) x.raw.exit();
 }

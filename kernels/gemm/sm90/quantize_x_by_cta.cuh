@@ -70,7 +70,7 @@ private:
         const u32 first_column = column(item);
         TokenGroups<In, ITEM_TOKENS> values;
         values.load(static_cast<const In*>(x), out, first_token, first_column, lane);
-        values.template store<Config::X_GROUP, false>(out, first_token, first_column, lane);
+        values.template store<false>(out, first_token, first_column, lane);
     }
 };
 

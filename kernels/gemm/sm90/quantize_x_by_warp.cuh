@@ -6,7 +6,7 @@
 
 namespace qgemm {
 
-template <int GROUP, bool E4M3>
+template <bool E4M3>
 struct QuantizeXByWarp : RawX {
     using RawX::RawX;
 
@@ -45,7 +45,7 @@ private:
             if (last && next_item < end) drawn = queue->draw(lane);
             if (next_item < end)
                 next_values.load(from, out, token(next_item) + next_part * PART_TOKENS, column(next_item), lane);
-            values.template store<GROUP, E4M3>(out, token(item) + part * PART_TOKENS, column(item), lane);
+            values.template store<E4M3>(out, token(item) + part * PART_TOKENS, column(item), lane);
             finished += last;
             if (next_item >= end) return finished;
             values = next_values, item = next_item, part = next_part;

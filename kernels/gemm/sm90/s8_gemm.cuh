@@ -2,14 +2,13 @@
 //
 // Both operands are bytes in the layout that wgmma reads. They come through two pipelines: stages of W with the ROWS
 // rows of a CTA, by bulk copies, and stages of x with ACC_TOKENS tokens, by TMA. A stage has the EIGHT_BIT_COLUMNS that
-// share a scale of W. The two CTAs of a cluster have different rows of W and the same tokens: each loads half of every
+// share a scale of W and one of x. The two CTAs of a cluster have different rows of W and the same tokens: each loads half of every
 // stage of x and multicasts it to both.
 //
 // Config:
 //   E4M3                e4m3 floats instead of int8
 //   BLOCK_TOKENS        tokens of a tile of y
-//   ACC_TOKENS          tokens of a pass, whose sums over a group of columns a warpgroup holds at a time
-//   X_GROUP             columns of x that share a scale
+//   ACC_TOKENS          tokens of a pass, whose sums over a stage a warpgroup holds at a time
 //   EPI_TOKENS          tokens of an epilogue tile
 //   W_STAGES, X_STAGES
 //   REQUANTIZERS        warps that convert W meanwhile (requantizer.cuh); 0: its bytes are ready
@@ -30,7 +29,7 @@ namespace qgemm {
 template <class Base>
 struct S8Gemm : Base {
     using Given = Base;
-    using Base::BLOCK_TOKENS, Base::ACC_TOKENS, Base::X_GROUP;
+    using Base::BLOCK_TOKENS, Base::ACC_TOKENS;
     static constexpr int CLUSTER = 2;                                    // CTAs that share tokens
     static constexpr int ROW_BLOCKS = 2, ROWS = ROW_BLOCKS * TILE_ROWS;  // per CTA; a warpgroup has one row_block
     static constexpr int THREADS = (ROW_BLOCKS + (1 + Base::REQUANTIZERS + 3) / 4) * WARPGROUP_THREADS;
@@ -38,8 +37,7 @@ struct S8Gemm : Base {
     static constexpr int WARP_LOAD = ROW_BLOCKS * 4, WARP_REQUANTIZE = WARP_LOAD + 1;
     static constexpr int PASSES = BLOCK_TOKENS / ACC_TOKENS;
     static constexpr int BOX = 128, BOXES = EIGHT_BIT_COLUMNS / BOX;  // columns that are swizzled together
-    static constexpr int X_GROUPS = EIGHT_BIT_COLUMNS / X_GROUP, GROUP_BOXES = BOXES / X_GROUPS;
-    static_assert(BLOCK_TOKENS % ACC_TOKENS == 0 && BOXES % X_GROUPS == 0, "passes and groups are whole");
+    static_assert(BLOCK_TOKENS % ACC_TOKENS == 0, "passes are whole");
 
     // Required by Warpgroup and EpilogueStore.
     static constexpr int WG_SPLIT_K = 1, EPI_TILES = BLOCK_TOKENS / Base::EPI_TOKENS, ACC_SIZE = BLOCK_TOKENS / 2;
@@ -62,7 +60,7 @@ struct alignas(16) Smem<S8Gemm<Base>> : StagedBoxes<Base::REQUANTIZERS, 16 * S8G
     signed char w[W_STAGES][ROW_BLOCKS][Config::BOXES][TILE_ROWS][Config::BOX];  // swizzled, as x
     signed char x[X_STAGES][Config::BOXES][Config::ACC_TOKENS][Config::BOX];
     EpilogueSmem<Config> epilogue[ROW_BLOCKS];
-    float w_scales[W_STAGES][ROW_BLOCKS][TILE_ROWS], x_scales[X_STAGES][Config::X_GROUPS][Config::ACC_TOKENS];
+    float w_scales[W_STAGES][ROW_BLOCKS][TILE_ROWS], x_scales[X_STAGES][Config::ACC_TOKENS];
     unsigned long long w_full[W_STAGES], w_empty[W_STAGES], x_full[X_STAGES], x_empty[X_STAGES];
     unsigned long long queue_exited, x_quantized;
 
@@ -181,11 +179,8 @@ private:
                 tma_load_2d_multicast(shared_address(smem.x[state.stage()][box][rank * SHARE]), operands.x,
                                       token + rank * SHARE, (j * Config::BOXES + box) * Config::BOX, full,
                                       (1 << Config::CLUSTER) - 1);
-#pragma unroll
-            for (int group = 0; group < Config::X_GROUPS; ++group)
-                cp_async_bulk(shared_address(smem.x_scales[state.stage()][group]),
-                              operands.x_scales + i64(j * Config::X_GROUPS + group) * operands.x_rows + token,
-                              sizeof(smem.x_scales[0][0]), full);
+            cp_async_bulk(shared_address(smem.x_scales[state.stage()]),
+                          operands.x_scales + i64(j) * operands.x_rows + token, sizeof(smem.x_scales[0]), full);
         }
         state.advance();
     }

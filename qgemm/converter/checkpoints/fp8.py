@@ -105,9 +105,10 @@ def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) ->
 def _native(name: str, stored: Stored, shared: int, scales: Callable[[int, int, int], Floats]) -> Tensor:
     """The tensor in blocks of float8; shared: the largest number of adjacent weights that share a scale everywhere."""
     file, entry = stored
-    group = next((group for group in reversed(f8.GROUPS) if shared % group == 0), None)
+    group = next((group for group in reversed(f8.GROUP_SIZES) if shared % group == 0), None)
     if group is None:
-        rule = f"scales of {shared} weights side by side are held by no blocks, of which the least have {f8.GROUPS[0]}"
+        least = f8.GROUP_SIZES[0]
+        rule = f"scales of {shared} weights side by side are held by no blocks, of which the least have {least}"
         raise _refusal(name, stored, f"{rule}; `qgemm convert` reads it as floats")
     fmt, count = f8.f8_format(KINDS[entry.type], group), prod(entry.shape)
     blocks = np.empty(count // group, fmt.dtype)

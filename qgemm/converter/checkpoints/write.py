@@ -19,7 +19,7 @@ from qgemm.codec.packing import Bytes
 from qgemm.formats.groups import group_format
 
 from ..array_weights import Stored
-from ..weight import GROUPS
+from ..weight import GROUP_FAMILY
 from . import bits as packing
 from .awq_gptq import AWQ_COLUMNS, AwqGptqMatrix
 from .compressed import CompressedMatrix
@@ -52,7 +52,7 @@ class Layout(ABC):
     def holds(self, fmt: Format) -> bool:
         """Whether the layout can store every part of a format's blocks."""
         integer = not fmt.zero_field or fmt.dtype[fmt.zero_field].kind == "u"
-        return fmt.family == GROUPS and fmt.code_bits in self.bits and integer and fmt.codebook is None
+        return fmt.family == GROUP_FAMILY and fmt.code_bits in self.bits and integer and fmt.codebook is None
 
     def refusal(self, fmt: Format, shape: tuple[int, ...]) -> str:
         """Why a tensor of this shape cannot be stored, "" if it can."""

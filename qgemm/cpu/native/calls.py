@@ -9,7 +9,7 @@ from qgemm import gating
 from .sources import source_of
 
 A8, A16, FLOATS = 1, 3, 0  # digits of x: one int8, three of 8 bits; none where x stays as floats
-TOKENS = 512  # rows of x that are packed at a time as one digit; half of that in float32, for the caches
+PACKED_TOKENS = 512  # rows of x that are packed at a time as one digit; half of that in float32, for the caches
 OF_TILE = 8  # rows of x in a tile
 LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
 ROWS = 32  # rows of W of a thread at least: two tiles
@@ -70,7 +70,7 @@ POOL = source_of(  # the library that all others need
     "pool",
     {
         "TARGET_FIELDS": fields(Target),
-        "MOST_TOKENS": str(TOKENS),
+        "MOST_TOKENS": str(PACKED_TOKENS),
         "ONE_DIGIT": str(A8),
         "TOKENS_OF_TILE": str(OF_TILE),
         "LEAST_TILED": str(LEAST_TILED),

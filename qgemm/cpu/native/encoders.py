@@ -113,7 +113,7 @@ def blocks(x: Floats, weights: Floats, greatest: int, has_minimum: bool) -> Leve
     minimum = np.empty(n, np.float32) if has_minimum else None
     arrays = {"x": x, "importance": weights, "d": d, "dmin": minimum, "codes": codes}
     facts = {"groups": WEIGHTS // size, "most": greatest if has_minimum else (greatest + 1) // 2}
-    done = _called(FIT, "qgemm_fit_blocks", Fit, arrays, n=n, **facts, **_steps(search.STEPS))
+    done = _called(FIT, "qgemm_fit_blocks", Fit, arrays, n=n, **facts, **_steps(search.WEIGHTED_STEPS))
     return Levels(codes, d, minimum) if done else None
 
 
@@ -126,7 +126,7 @@ def with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffi
     arrays = {"x": x, "importance": importance, "d": d, "dmin": dmin, "sc": sc, "m": m, "codes": codes}
     facts = {"groups": kind.groups, "most": kind.max_code, "most_scale": kind.max_scale}
     facts |= {"rooted": kind.rooted, "spills": kind.spills}
-    steps = _steps(kind.steps if importance is None else search.STEPS)
+    steps = _steps(kind.steps if importance is None else search.WEIGHTED_STEPS)
     done = _called(FIT, "qgemm_fit_with_minimums", Fit, arrays, n=n, means=kind.means, **facts, **steps)
     return (to_float16(d), to_float16(dmin), sc, m, codes) if done else None
 

@@ -16,7 +16,7 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
-from .calls import A8, A16, FLOATS, LEAST_TILED, ROWS, TABLE, TARGETS, TOKENS, TYPES, Decoding, Target, fields
+from .calls import A8, A16, FLOATS, LEAST_TILED, PACKED_TOKENS, ROWS, TABLE, TARGETS, TYPES, Decoding, Target, fields
 from .libraries import loaded, multiplied_as, serves, sized, source
 from .library import Loader, compiles, library, reason
 from .pool import pool, pooled, ready, run
@@ -24,7 +24,7 @@ from .sources import source_of
 
 UNFUSED = ("-ffp-contract=off",)  # for rounding that NumPy does in two steps
 ALIGNED = 64  # bytes: a cache line, and a vector
-PANEL = 1 << 22  # weights decoded at a time, for a format without a library of its own
+PANEL_WEIGHTS = 1 << 22  # weights decoded at a time, for a format without a library of its own
 
 
 class Quantization(ctypes.Structure):
@@ -53,7 +53,7 @@ QUANTIZER = source_of(
 )
 EIGHT_BITS = source_of(
     "products_eight_bits",
-    {"ACTIVATION_BYTES": str(group_activations.DTYPE.itemsize), "MOST_TOKENS": str(TOKENS)},
+    {"ACTIVATION_BYTES": str(group_activations.DTYPE.itemsize), "MOST_TOKENS": str(PACKED_TOKENS)},
     UNFUSED,
 )
 
@@ -157,7 +157,7 @@ def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> N
     for start in range(0, len(whole), TARGETS):  # a product that gates comes in a call with only the one it gates
         _multiply(x, whole[start : start + TARGETS], activation)
     for p in decoded:
-        height = max(1, PANEL // max(1, p.w.shape[1]))
+        height = max(1, PANEL_WEIGHTS // max(1, p.w.shape[1]))
         for start in range(0, len(p.w.blocks), height):
             values = p.w.format.dequantize(p.w.blocks[start : start + height])
             panel = Tensor(multiplied_as(p.w.format), values.shape, values)
@@ -224,7 +224,7 @@ def _multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> 
 
 def tokens(target: Target) -> int:
     """Rows of x that are packed at a time."""
-    return TOKENS if target.digits == A8 else TOKENS // 2
+    return PACKED_TOKENS if target.digits == A8 else PACKED_TOKENS // 2
 
 
 def scratch_bytes(target: Target, m: int) -> int:

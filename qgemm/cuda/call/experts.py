@@ -3,71 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
-from numpy.typing import DTypeLike
-
-from qgemm import arguments
+from qgemm.arguments import Array as AnyArray
+from qgemm.arguments import Weights
+from qgemm.codec.float_types import DType
 from qgemm.cuda.kernels.expert_tiles import Size
 from qgemm.cuda.kernels.routes import MAX_SLOTS, MAX_TOP_K, route
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.libraries import library_of
-from qgemm.cuda.problem import C_TYPES, ExpertStride, Output, Problem, Routed, gpu
+from qgemm.cuda.problem import C_TYPES, Routed
 from qgemm.cuda.tensor import DeviceExperts
 from qgemm.errors import UnsupportedError
-from qgemm.routing import INTEGERS, Layer, check_of_experts, check_routing, check_weights_of, layer_of
+from qgemm.packed import Packed
+from qgemm.routing import INTEGERS, Layer, check_layer, check_of_experts, check_product, check_routing, check_weights_of
 
 from . import grouped
-from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer, X
-from .grouped import ExpertProduct
-from .plan import enter, prepared, scratch
+from .arrays import NOTHING, SIZES, Array, Call, X
+from .plan import Product, Source, enter, gated_pair, prepared, problem, scratch
 from .products import contiguous, finish, overlap, read, recording, target, temporary, view
-from .replay import CallArrays, Scalars, remember, replayed
+from .replay import call_key, remember, replayed
 
 
 def matmul(
-    w: DeviceExperts,
-    x: arguments.Array,
-    ids: arguments.Array,
-    bias: arguments.Array | None,
-    out: arguments.Array | None,
-    dtype: DTypeLike | None,
-) -> Any:
+    x: AnyArray, w: DeviceExperts, ids: AnyArray, activation: str | None, bias: AnyArray | None, out: AnyArray | None,
+    dtype: DType | None, check_ids: bool,
+) -> Any:  # fmt: skip
     """y [T, top_k, N] = x @ w[ids].T + bias[ids], by the launches of a call before or by the slow path."""
-    y = replayed_matmul(w, x, ids, bias, out, dtype)
+    if check_ids or activation not in (None, "a16"):
+        _check_product(x, w, ids, activation, check_ids)
+    key = call_key(x, None, None if out is None else (out,), dtype, (), (ids,) if bias is None else (ids, bias))
+    y = replayed(w.plans, *key) if type(w) is DeviceExperts else None
     if y is not None:
         return y
+    _check_product(x, w, ids, activation)
     check_routing(x, w, ids)
     if bias is not None:
         check_of_experts(bias, w)
     with recording(x, [w]) as call:
-        rows, chosen, added = _read(call, x, ids, ("bias", bias))
+        reads = rows, chosen, added = _read(call, x, ids, ("bias", bias))
         _, n, k = w.shape
-        y, stored = _target(call, (*ids.shape, n), out, dtype, [rows, chosen, added])
-        product = _product(w, stored, added)
+        y, stored = _target(call, (*ids.shape, n), out, dtype, reads)
+        product = Product(w, n, stored, added)
         tile = grouped.token_tile_of(call, rows, chosen, len(w), Size(w.format, n, k))
         if tile:
-            grouped.matmul(call, w, rows, chosen, product, stride_of(w), tile)
+            grouped.matmul(call, rows, chosen, product, tile)
         else:
-            routed = Routed(len(w), ids.shape[1], chosen.dtype, "", len(x.shape) == 3, False, stride_of(w))
-            _launch(call, w, routed, rows, chosen, NOTHING, n, [product])
-        return _finished(call, w, _product_key(x, ids, bias, out, dtype), y, stored, out)
+            _launch(call, rows, chosen, NOTHING, [product], x_of_slots=len(x.shape) == 3)
+        _finish(call, y, stored, out)
+        return remember(w.plans, call, *key, copies=False)
 
 
 def feed_forward(
-    x: arguments.Array, gate_up: Sequence[DeviceExperts], down: DeviceExperts, ids: arguments.Array,
-    weights: arguments.Array, activation: str, biases: Sequence[arguments.Array | None] | None,
-    out: arguments.Array | None, dtype: DTypeLike | None,
+    x: AnyArray, gate_up: Weights | Sequence[Weights], down: DeviceExperts, ids: AnyArray, weights: AnyArray,
+    activation: str, biases: Sequence[AnyArray | None] | None, out: AnyArray | None, dtype: DType | None,
+    check_ids: bool,
 ) -> Any:  # fmt: skip
-    """y [T, K], by the launches of a call before or by the slow path.
-
-    Both products of gate and up are one launch where they share a format; then comes the sum over experts.
-    """
-    y = replayed_layer(down, x, gate_up, ids, weights, activation, biases, out, dtype)
+    """y [T, K] of a layer, by the launches of a call before or by the slow path."""
+    if type(gate_up) not in (tuple, list):
+        gate_up = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)  # type: ignore[arg-type]
+    if check_ids:
+        check_layer(x, gate_up, down, ids, activation, biases, check_ids)
+    serials = tuple([getattr(w, "serial", None) for w in gate_up])  # type: ignore[union-attr]
+    added = (ids, weights) if biases is None else (ids, weights, *biases)
+    key = call_key(x, activation, None if out is None else (out,), dtype, serials, added)
+    y = replayed(down.plans, *key) if type(down) is DeviceExperts else None
     if y is not None:
         return y
-    layer = layer_of(gate_up, down, biases, activation)
+    layer = check_layer(x, gate_up, down, ids, activation, biases, False)
     check_routing(x, layer.gate_up[0], ids, shared=True)
     check_weights_of(weights, ids)
     every = *layer.gate_up, down
@@ -75,96 +78,37 @@ def feed_forward(
         if bias is not None:
             check_of_experts(bias, w)
     with recording(x, every) as call:
-        rows, chosen, factors, *added = _read(
-            call, x, ids, ("weights", weights), *(("bias", bias) for bias in layer.biases)
-        )
-        y, stored = _target(call, tuple(x.shape), out, dtype, [rows, chosen, factors, *added])
-        products = [*_gate_and_up(layer, added), _product(down, stored, added[-1])]
+        others = ("weights", weights), *[("bias", bias) for bias in layer.biases]
+        reads = rows, chosen, factors, *terms = _read(call, x, ids, *others)
+        y, stored = _target(call, tuple(x.shape), out, dtype, reads)
+        products = *_gate_and_up(layer, terms), Product(down, down.shape[1], stored, terms[-1])
         tile = _token_tile(call, layer, rows, chosen)
         if tile:
-            grouped.feed_forward(call, layer, rows, chosen, factors, products, [stride_of(w) for w in every], tile)
+            grouped.feed_forward(call, layer.gate, rows, chosen, factors, products, tile)
         else:
-            _by_slots(call, layer, rows, chosen, factors, products)
-        return _finished(
-            call, down, _layer_key(x, gate_up, ids, weights, activation, biases, out, dtype), y, stored, out
-        )
-
-
-def replayed_matmul(
-    w: DeviceExperts,
-    x: arguments.Array,
-    ids: arguments.Array,
-    bias: arguments.Array | None,
-    out: arguments.Array | None,
-    dtype: DTypeLike | None,
-) -> Any:
-    """y of `qgemm.moe_matmul` by the launches of a call before; None if there is none like it."""
-    return replayed(w.plans, *_product_key(x, ids, bias, out, dtype))
-
-
-def replayed_layer(
-    down: DeviceExperts, x: arguments.Array, gate_up: arguments.Weights | Sequence[arguments.Weights],
-    ids: arguments.Array, weights: arguments.Array, function: str, biases: Sequence[arguments.Array | None] | None,
-    out: arguments.Array | None, dtype: DTypeLike | None,
-) -> Any:  # fmt: skip
-    """y of `qgemm.moe` by the launches of a call before; None if there is none like it."""
-    try:
-        scalars, arrays = _layer_key(x, gate_up, ids, weights, function, biases, out, dtype)
-    except (AttributeError, TypeError):  # weights that are no experts of a device
-        return None
-    return replayed(down.plans, scalars, arrays)
-
-
-def _product_key(
-    x: arguments.Array,
-    ids: arguments.Array,
-    bias: arguments.Array | None,
-    out: arguments.Array | None,
-    dtype: DTypeLike | None,
-) -> tuple[Scalars, CallArrays]:
-    """The scalar arguments and the arrays of a product."""
-    arrays = (x, ids) if out is None else (x, out, ids)
-    return ("", dtype, out is None, bias is None), arrays if bias is None else (*arrays, bias)
-
-
-def _layer_key(
-    x: arguments.Array,
-    gate_up: Any,
-    ids: arguments.Array,
-    weights: arguments.Array,
-    function: str,
-    biases: Sequence[arguments.Array | None] | None,
-    out: arguments.Array | None,
-    dtype: DTypeLike | None,
-) -> tuple[Scalars, CallArrays]:
-    """The scalar arguments and the arrays of a layer."""
-    first = function, dtype, out is None
-    if type(gate_up) in (tuple, list):
-        scalars: Scalars = (*first, *[w.serial for w in gate_up])
-    else:
-        scalars = *first, gate_up.serial
-    arrays = (x, ids, weights) if out is None else (x, out, ids, weights)
-    if biases is None:
-        return scalars, arrays
-    return (*scalars, *[bias is None for bias in biases]), (*arrays, *[bias for bias in biases if bias is not None])
+            _by_slots(call, layer.gate, rows, chosen, factors, products)
+        _finish(call, y, stored, out)
+        return remember(down.plans, call, *key, copies=False)
 
 
 # ---------------------------------------------------------------- the slow path
 
 
-def stride_of(w: DeviceExperts) -> ExpertStride:
-    """From an expert to the next."""
-    return ExpertStride(int(w.data.shape[1]), w.shape[1])
+def _check_product(
+    x: AnyArray, w: DeviceExperts, ids: AnyArray, activation: str | None, check_ids: bool = False
+) -> None:
+    if check_product(x, w, ids, activation, check_ids) != "a16":
+        raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
 
 
-def _read(call: Call, x: arguments.Array, ids: arguments.Array, *others: tuple[str, Any]) -> list[Array]:
+def _read(call: Call, x: AnyArray, ids: AnyArray, *others: tuple[str, Any]) -> list[Array]:
     """x, ids and other arrays, with their names, as kernels read them."""
     rows, chosen = read(call, x, "x", base=X), read(call, ids, "ids", INTEGERS)
     return [rows, chosen, *[read(call, array, name) for name, array in others]]
 
 
 def _target(
-    call: Call, shape: tuple[int, ...], out: arguments.Array | None, dtype: DTypeLike | None, reads: Sequence[Array]
+    call: Call, shape: tuple[int, ...], out: AnyArray | None, dtype: DType | None, reads: Sequence[Array]
 ) -> tuple[Array, Array]:
     """y, and the array that kernels store it into: the same, or float32 where they cannot write in place."""
     y = target(call, out, shape, dtype)
@@ -174,19 +118,11 @@ def _target(
     return y, y if direct else temporary(call, shape)
 
 
-def _finished(
-    call: Call, w: DeviceExperts, key: tuple[Scalars, CallArrays], y: Array, stored: Array, out: arguments.Array | None
-) -> Any:
-    """y as the caller gets it, once the last weights of a call remember it."""
+def _finish(call: Call, y: Array, stored: Array, out: AnyArray | None) -> None:
+    """Store y where the kernels stored another array, and note it as the caller gets it."""
     if stored is not y:
         view(y)[...] = view(stored)
     finish(call, [y], [out])
-    remember(w.plans, call, *key, copies=False)
-    return call.ys[0]
-
-
-def _product(w: DeviceExperts, y: Array, bias: Array) -> ExpertProduct:
-    return ExpertProduct(Pointer(ABSOLUTE, w.pointer), Pointer(ABSOLUTE, w.row_absmax), y, bias)
 
 
 def _token_tile(call: Call, layer: Layer, x: Array, ids: Array) -> int:
@@ -198,87 +134,57 @@ def _token_tile(call: Call, layer: Layer, x: Array, ids: Array) -> int:
     return grouped.token_tile_of(call, x, ids, len(down), *sizes)
 
 
-def _by_slots(
-    call: Call, layer: Layer, x: Array, ids: Array, weights: Array, products: Sequence[ExpertProduct]
-) -> None:
-    """A layer of few tokens: every token looks up its experts."""
-    (gate, up, last), first, down = products, layer.gate_up[0], layer.down
-    (t, top_k), f = ids.values.shape, layer.width
-    _check_top_k(top_k)
-
-    def middle_of(dtype: str) -> Array:
-        return Array(None, scratch(call, t * top_k * f * SIZES[dtype]), dtype)
-
-    middle = middle_of(x.dtype)
-    routed = Routed(len(down), top_k, ids.dtype, weights.dtype, False, False, stride_of(first))
-    if len({w.format for w in layer.gate_up}) == 1:
-        _launch(call, first, routed, x, ids, weights, f, [gate._replace(y=middle), up], layer.gate)
-    else:
-        values, second = middle_of("float32"), layer.gate_up[1]
-        alone = routed._replace(weights="")
-        _launch(call, first, alone, x, ids, NOTHING, f, [gate._replace(y=values)])
-        gated = up._replace(y=middle, residual=values)
-        routed = routed._replace(stride=stride_of(second))
-        _launch(call, second, routed, x, ids, weights, f, [gated], layer.gate)
-    summed = routed._replace(x_of_slots=True, summed=True, stride=stride_of(down), ids_are_known=True)
-    _launch(call, down, summed, middle, ids, weights, down.shape[1], [last])
-
-
-def _check_top_k(top_k: int) -> None:
-    """UnsupportedError for more experts of a token than the kernel sums: the only place here that asks one kernel."""
-    if top_k > MAX_TOP_K:
-        raise UnsupportedError(f"a layer sums at most {MAX_TOP_K} experts of a token by this kernel, got {top_k}")
-
-
-def _gate_and_up(layer: Layer, biases: Sequence[Array]) -> tuple[ExpertProduct, ExpertProduct]:
+def _gate_and_up(layer: Layer, biases: Sequence[Array]) -> list[Product]:
     """Gate and up, without a y; in one tensor they begin at rows 0 and F of every expert."""
+    f, both = layer.width, layer.gate_up[0]
     if len(layer.gate_up) == 2:
-        gate, up = (_product(w, NOTHING, bias) for w, bias in zip(layer.gate_up, biases[:2], strict=True))
-        return gate, up
-    both, bias, f = layer.gate_up[0], biases[0], layer.width
+        return [Product(w, f, bias=bias) for w, bias in zip(layer.gate_up, biases[:2], strict=True)]
     if f % tiles.ROWS:
         why = f"F is a multiple of {tiles.ROWS} where gate and up are one tensor"
         raise UnsupportedError(f"{why}, got {f} of {both!r}; give them as two")
-    gate = _product(both, NOTHING, bias)
-    return gate, ExpertProduct(
-        gate.tiles.plus(prod(tiles.tiles_shape(both.format, f, both.shape[2]))),
-        gate.row_absmax.plus(f * SIZES["float32"]),
-        NOTHING,
-        bias._replace(pointer=bias.element(f)),
-    )
+    return [Product(both, f, bias=biases[0], row=row) for row in (0, f)]
+
+
+def _by_slots(call: Call, function: str, x: Array, ids: Array, weights: Array, products: Sequence[Product]) -> None:
+    """A layer of few tokens: every token looks up its experts."""
+    gate, up, down = products
+    t, top_k = ids.values.shape
+    if top_k > MAX_TOP_K:
+        raise UnsupportedError(f"a layer sums at most {MAX_TOP_K} experts of a token by this kernel, got {top_k}")
+    middle = Array(None, scratch(call, t * top_k * gate.n * SIZES[x.dtype]), x.dtype)
+    fused = gate.w.format == up.w.format
+    pair = gated_pair(call, [gate, up], middle, function, fused)
+    if fused:
+        _launch(call, x, ids, weights, pair)
+    else:
+        _launch(call, x, ids, NOTHING, pair[:1])
+        _launch(call, x, ids, weights, pair[1:])
+    _launch(call, middle, ids, weights, [down], x_of_slots=True, summed=True, ids_are_known=True)
 
 
 def _launch(
-    call: Call,
-    w: DeviceExperts,
-    routed: Routed,
-    x: Array,
-    ids: Array,
-    weights: Array,
-    n: int,
-    products: Sequence[ExpertProduct],
-    gate: str = "",
-) -> None:
-    """Products by experts of w's format, of as many tokens at a time as a grid holds."""
-    (t, top_k), k, fused = ids.values.shape, w.shape[2], len(products) == 2
+    call: Call, x: Array, ids: Array, weights: Array, products: Sequence[Product], *, x_of_slots: bool = False,
+    summed: bool = False, ids_are_known: bool = False,
+) -> None:  # fmt: skip
+    """Products by experts of one format, of as many tokens at a time as a grid holds; the flags are those of Routed."""
+    (t, top_k), w, n = ids.values.shape, products[0].w, products[0].n
+    k = w.shape[-1]
     if t * top_k * n == 0 or k == 0:
         for p in products:
             if p.y.values is not None:  # scratch memory between the products has no values then
                 view(p.y)[...] = 0
         return
-    on = gpu(call.device)
-    outputs = tuple(Output(n, p.y.dtype, p.bias.dtype, p.residual.dtype) for p in products)
-    outputs = (outputs[0]._replace(gate=gate), *outputs[1:])
-    per_token = 1 if routed.summed else top_k
-    rows_of_x = top_k if routed.x_of_slots else 1
-    step = MAX_SLOTS // per_token
+    routed = Routed(
+        w.shape[0], top_k, ids.dtype, weights.dtype, x_of_slots, summed, products[0].stride, ids_are_known=ids_are_known
+    )  # fmt: skip
+    outputs = tuple(p.output for p in products)
+    y_rows, x_rows = 1 if summed else top_k, top_k if x_of_slots else 1
+    step = MAX_SLOTS // y_rows
     for first in range(0, t, step):
-        m = min(step, t - first)
-        problem = Problem(
-            w.format, "a16", m, n, k, on.sm, C_TYPES[x.dtype], outputs, 0, on.device, on.sms, fused, routed
-        )  # fmt: skip
-        slot, row = first * top_k, first * per_token * n
-        pointers = [ids.element(slot), weights.element(slot), x.element(first * rows_of_x * k)]
-        for p in products:
-            pointers += [p.tiles, p.y.element(row), p.bias.pointer, p.residual.element(row)]
-        enter(call, prepared(call, route(problem).kernel, problem), *pointers)
+        launched = problem(w, Source(min(step, t - first), k, x.dtype))._replace(
+            n=n, outputs=outputs, exponent=0, gated=len(products) == 2, routed=routed
+        )
+        slot, row = first * top_k, first * y_rows * n
+        pointers = [pointer for product in products for pointer in product.pointers(row)]
+        arrays = ids.element(slot), weights.element(slot), x.element(first * x_rows * k)
+        enter(call, prepared(call, route(launched).kernel, launched), *arrays, *pointers)

@@ -1,29 +1,31 @@
 """Launches of a call: products of weights of one format share a launch where the kernel computes several.
 
-x is brought once into every form that a kernel of the call reads. Products by experts launch by the same functions.
+x is brought once into every form that a kernel of the call reads. Products by experts are described and launched by the
+same classes and functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple
 
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import FORMAT as GROUPED
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
 from qgemm.cuda.kernels.kernel import Kernel, Launchable
 from qgemm.cuda.kernels.routes import launch, route
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks
-from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, Output, Problem, gpu
-from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.layout.tile import tiles_shape
+from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, ExpertStride, Output, Problem, gpu
+from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
 
-from .arrays import Call, Pointer
+from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer
 
-POINTERS = 4  # pointers of a product: w, y, bias, residual
 SCRATCH = "scratch"  # the use of workspaces for small scratch memory
 SCRATCH_BYTES = 1 << 20  # the largest scratch memory in a workspace of the stream; larger is allocated for each call
 MAX_SCRATCH = 4  # pieces of scratch memory of a call in workspaces, and of one that is replayed
@@ -41,8 +43,43 @@ class Source(NamedTuple):
     prepared: str = ""
 
 
+class Product(NamedTuple):
+    """One product of a call: weights, their N rows from `row` on, its output, and the arrays that are added to it.
+
+    w: a matrix, or experts, whose pointers are those of expert 0. gate: see Output.
+    """
+
+    w: DeviceTensor | DeviceExperts
+    n: int
+    y: Array = NOTHING
+    bias: Array = NOTHING
+    residual: Array = NOTHING
+    gate: str = ""
+    row: int = 0
+
+    @property
+    def output(self) -> Output:
+        """Sizes and types, in the form that kernels are launched by."""
+        return Output(self.n, self.y.dtype, self.bias.dtype, self.residual.dtype, self.gate)
+
+    @property
+    def tiles(self) -> Pointer:
+        """The pointer to the weights."""
+        skipped = prod(tiles_shape(self.w.format, self.row, self.w.shape[-1])) if self.row else 0
+        return Pointer(ABSOLUTE, self.w.pointer + skipped)
+
+    @property
+    def stride(self) -> ExpertStride:
+        """From an expert to the next."""
+        return ExpertStride(int(self.w.data.shape[1]), self.w.shape[-2])
+
+    def pointers(self, element: int = 0) -> tuple[Pointer, Pointer, Pointer, Pointer]:
+        """Pointers to w, y, bias and residual, NULL for none; element: the first of y and residual."""
+        return self.tiles, self.y.element(element), self.bias.element(self.row), self.residual.element(element)
+
+
 class Served(NamedTuple):
-    """A product, and the kernel that computes it."""
+    """The problem of a product, and the kernel that computes it."""
 
     problem: Problem
     kernel: Kernel
@@ -60,28 +97,40 @@ class Form(NamedTuple):
     nbytes: int = 0
 
 
-def problem(w: DeviceTensor, source: Source, activation: str) -> Problem:
+def problem(w: DeviceTensor | DeviceExperts, source: Source, activation: str = "a16") -> Problem:
     """A product x @ w.T of the call's x, whose outputs are not known yet."""
-    on, x = gpu(w.device), C_TYPES[source.dtype]
-    return Problem(w.format, activation, source.m, *w.shape, on.sm, x, (), w.exponent, on.device, on.sms)
+    on, x, (n, k) = gpu(w.device), C_TYPES[source.dtype], w.shape[-2:]
+    return Problem(w.format, activation, source.m, n, k, on.sm, x, (), w.exponent, on.device, on.sms)
 
 
-def served(w: DeviceTensor, source: Source, activation: str) -> Served:
+def served(w: DeviceTensor | DeviceExperts, source: Source, activation: str) -> Served:
     """A product by w with the kernel of the first route that serves it."""
     product = problem(w, source, activation)
     return Served(product, route(product).kernel)
 
 
+def gated_pair(call: Call, pair: Sequence[Product], y: Array, function: str, fused: bool) -> tuple[Product, Product]:
+    """y = function(first product) * (second product): both as they are launched.
+
+    fused: in one launch, which stores y alone. Else the gate's values lie between them in scratch memory, in float32.
+    """
+    gate, up = pair
+    if fused:
+        return gate._replace(y=y, gate=function), up._replace(y=NOTHING)
+    size = call.nbytes[y.pointer.base] // SIZES[y.dtype]
+    values = Array(None, scratch(call, size * SIZES["float32"]), "float32")
+    return gate._replace(y=values), up._replace(y=y, residual=values, gate=function)
+
+
 def launch_products(
-    call: Call, products: Sequence[Served], outputs: Sequence[Output], source: Source, x: Pointer,
-    pointers: Sequence[Pointer], gated: bool = False,
-) -> None:  # fmt: skip
-    """Launch products by weights that share a device and K; pointers: POINTERS of every product.
+    call: Call, kernels: Sequence[Served], products: Sequence[Product], source: Source, x: Pointer, gated: bool = False
+) -> None:
+    """Launch products by weights that share a device and K, each by the kernel that serves it.
 
     gated: the first of two products, which share a launch, is the gate of the second.
     """
-    first, jobs = products[0].problem, _jobs(products)
-    inside = _quantizes_x(jobs, products, source)
+    first, jobs = kernels[0].problem, _jobs(kernels)
+    inside = _quantizes_x(jobs, kernels, source)
     forms: dict[str, Pointer] = {}
     transforms: list[tuple[Callable[[], Launchable], Pointer]] = []
     launches: list[tuple[Launchable, Sequence[Pointer]]] = []
@@ -92,10 +141,9 @@ def launch_products(
         elif form.kind not in forms:
             forms[form.kind] = scratch(call, form.nbytes)
             transforms.append((form.transform, forms[form.kind]))
-        p = problem_of_launch(
-            kernel, [products[i].problem for i in indices], [outputs[i] for i in indices], form.kind, gated
-        )
-        arrays = [pointer for i in indices for pointer in pointers[POINTERS * i :][:POINTERS]]
+        outputs, problems = [products[i].output for i in indices], [kernels[i].problem for i in indices]
+        p = problem_of_launch(kernel, problems, outputs, form.kind, gated)
+        arrays = [pointer for i in indices for pointer in products[i].pointers()]
         launches.append((prepared(call, kernel, p), [forms[form.kind], *arrays]))
     for transform, values in transforms:
         enter(call, transform(), x, values)
@@ -145,15 +193,15 @@ def capacity(nbytes: int) -> int:
     return 1 << max(nbytes - 1, 0).bit_length()
 
 
-def share_launch(products: Sequence[Served]) -> bool:
+def share_launch(kernels: Sequence[Served]) -> bool:
     """Whether products are one launch."""
-    return len(_jobs(products)) == 1
+    return len(_jobs(kernels)) == 1
 
 
-def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
+def _jobs(kernels: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
     """The indices of the products by kernel and format: as many in a job as a launch of it computes."""
     groups: dict[tuple[Kernel, Format], list[int]] = {}
-    for index, (p, kernel) in enumerate(products):
+    for index, (p, kernel) in enumerate(kernels):
         groups.setdefault((kernel, p.format), []).append(index)
     return [
         (kernel, tuple(indices[start : start + kernel.products]))
@@ -162,25 +210,25 @@ def _jobs(products: Sequence[Served]) -> list[tuple[Kernel, tuple[int, ...]]]:
     ]
 
 
-def _quantizes_x(jobs: Sequence[tuple[Kernel, Sequence[int]]], products: Sequence[Served], source: Source) -> bool:
+def _quantizes_x(jobs: Sequence[tuple[Kernel, Sequence[int]]], kernels: Sequence[Served], source: Source) -> bool:
     """Whether the one launch of a call quantizes x itself."""
     quantizes = jobs[0][0].quantizes
     if len(jobs) > 1 or source.prepared or quantizes is None:
         return False
-    return quantizes(products[0].problem._replace(n=sum(p.n for p, _ in products)))
+    return quantizes(kernels[0].problem._replace(n=sum(p.n for p, _ in kernels)))
 
 
 def _form(kernel: Kernel, source: Source, activation: str, device: int, inside: bool) -> Form:
     """x as a kernel reads it: the call's x for a16 and, `inside`, where the kernel quantizes it itself."""
     m, k, x = source.m, source.k, C_TYPES[source.dtype]
-    if activation in GROUPS and not source.prepared:
+    if activation in GROUP_COLUMNS and not source.prepared:
         GROUPED.blocks_in(k, "activations")
     if activation == "a16" or inside:
         return Form(x)
-    if activation in GROUPS and source.prepared:
+    if activation in GROUP_COLUMNS and source.prepared:
         return Form(EIGHT_BITS)
-    if activation in GROUPS:
-        nbytes = group_activations.nbytes(m, k, GROUPS[activation])
+    if activation in GROUP_COLUMNS:
+        nbytes = group_activations.nbytes(m, k, GROUP_COLUMNS[activation])
         return Form(EIGHT_BITS, partial(quantize_groups_launch, device, x, k, m, activation), nbytes)
     if not source.prepared:
         ACTIVATIONS.blocks_in(k, "activations")

@@ -9,50 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from qgemm import arguments
-from qgemm.arguments import Epilogue, output_dtype
+from qgemm.arguments import Epilogue, Request, output_dtype
 from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, on_device, stream_of
+from qgemm.codec.float_types import DType
 from qgemm.codec.format import FLOATS
 from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
 from qgemm.cuda.driver.workspace import relaxed_capture
 from qgemm.cuda.libraries import cupy_library, library_for
-from qgemm.cuda.problem import C_TYPES, Output
-from qgemm.cuda.tensor import DeviceTensor
+from qgemm.cuda.problem import C_TYPES
 from qgemm.errors import UnsupportedError
 from qgemm.gating import gated_by
 from qgemm.packed import Packed
 from qgemm.placement import described, misplaced
 from qgemm.tensor import Tensor
 
-from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer, X, Y
-from .plan import Served, Source, launch_products, scratch, served, share_launch
+from .arrays import NOTHING, SIZES, Array, Call, Pointer, X, Y
+from .plan import Product, Served, Source, gated_pair, launch_products, served, share_launch
 
 if TYPE_CHECKING:
     import cupy
 
 
-class Product(NamedTuple):
-    """One product of a call: its weights, its output, and the arrays that are added to it."""
-
-    w: DeviceTensor
-    y: Array
-    bias: Array = NOTHING
-    residual: Array = NOTHING
-
-
-def multiply(
-    x: Any, weights: Sequence[DeviceTensor], activation: str | None, epilogues: Sequence[Epilogue],
-    outs: Sequence[Any], dtype: DTypeLike | None, function: str = "",
-) -> Call:  # fmt: skip
-    """The call of y = x @ w.T + epilogue of all of the weights, as `qgemm.matmul_many` has it.
-
-    function: the gate of two products, whose first gates the second, as in `qgemm.gated`; "" for products apart.
-    """
+def multiply(x: Any, request: Request, activation: str | None, dtype: DType | None) -> Call:
+    """The call of a request: y = x @ w.T + epilogue of each product, or one gated y of two."""
+    weights, epilogues, outs, function = request
     prepared = x.activation if isinstance(x, DeviceActivations) else None
     kind = arguments.check_activation(activation, prepared)
     with recording(x.like if prepared else x, weights, len(outs)) as call:
@@ -73,7 +58,7 @@ def multiply(
         ys = [target(call, out, (*shape[:-1], weights[i].shape[0]), dtype, i) for i, out in enumerate(outs)]
         arguments.check_apart([y.values for y, out in zip(ys, outs, strict=True) if out is not None])
         products = [
-            Product(w, y, *_added(call, epilogue, y, ys))
+            Product(w, w.shape[0], y, *_added(call, epilogue, y, ys))
             for w, y, epilogue in zip(weights, ys * 2 if function else ys, epilogues, strict=True)
         ]
         pointer = values.pointer if prepared else _apart(call, values, ys).pointer
@@ -112,7 +97,7 @@ def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product],
     """All products of x: a kernel stores where it can; else its sums are stored, the epilogue added, by CuPy."""
     import cupy
 
-    filled = [p for p in products if p.w.shape[0]] if source.m else []
+    filled = [p for p in products if p.n] if source.m else []
     call.replayable = call.replayable and len(filled) == len(products) and source.k > 0
     if source.k == 0:
         for p in filled:
@@ -120,10 +105,10 @@ def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product],
     elif filled:
         kernels = [served(p.w, source, activation) for p in filled]
         computed = [
-            p if _stores(p, kernel) else Product(p.w, temporary(call, tuple(p.y.values.shape)))
+            p if _stores(p, kernel) else Product(p.w, p.n, temporary(call, tuple(p.y.values.shape)))
             for p, kernel in zip(filled, kernels, strict=True)
         ]
-        launch_products(call, kernels, _outputs(computed), source, x, _pointers(computed))
+        launch_products(call, kernels, computed, source, x)
         for p, sums in zip(filled, computed, strict=True):
             if sums is not p:
                 _store(p, view(sums.y))
@@ -134,8 +119,7 @@ def _launch_gated(
 ) -> None:
     """y = function(product by gate) * (product by up) of a pair of products with one y.
 
-    Kernels that add compute both in one launch where they can; else the gate goes to scratch memory, float32, from
-    where the second product is gated. CuPy gates the products of other kernels.
+    Kernels that add store y, in one launch where they can (`gated_pair`). CuPy gates the products of other kernels.
     """
     import cupy
 
@@ -146,15 +130,8 @@ def _launch_gated(
         _launch(call, x, source, [gate, up], activation)
         view(y)[...] = gated_by(function, view(gate.y), view(up.y), cupy)
     elif kernels:
-        stored, values = y if _stores(pair[0], kernels[0]) else temporary(call, shape), NOTHING
-        if not (fused := share_launch(kernels)):
-            values = Array(None, scratch(call, prod(shape) * SIZES["float32"]), "float32")
-        products = pair[0]._replace(y=stored if fused else values), pair[1]._replace(y=stored, residual=values)
-        first, last = _outputs(products)
-        outputs = (
-            (first._replace(gate=function), last._replace(y="")) if fused else (first, last._replace(gate=function))
-        )
-        launch_products(call, kernels, outputs, source, x, _pointers(products), fused)
+        stored, fused = y if _stores(pair[0], kernels[0]) else temporary(call, shape), share_launch(kernels)
+        launch_products(call, kernels, gated_pair(call, pair, stored, function, fused), source, x, fused)
         if stored is not y:
             view(y)[...] = view(stored)
 
@@ -171,17 +148,6 @@ def _store(p: Product, sums: cupy.ndarray) -> None:
         if added.dtype:
             sums += view(added)
     view(p.y)[...] = sums
-
-
-def _outputs(products: Sequence[Product]) -> tuple[Output, ...]:
-    """Sizes and types of products, in the form that kernels are launched by."""
-    return tuple(Output(p.w.shape[0], p.y.dtype, p.bias.dtype, p.residual.dtype) for p in products)
-
-
-def _pointers(products: Sequence[Product]) -> list[Pointer]:
-    """The pointers of a launch after that of x: w, y, bias and residual of all products, NULL for none."""
-    pairs = [(Pointer(ABSOLUTE, p.w.pointer), p.y.pointer, p.bias.pointer, p.residual.pointer) for p in products]
-    return [pointer for pointers in pairs for pointer in pointers]
 
 
 # ---------------------------------------------------------------- arrays in and out
@@ -218,7 +184,7 @@ def read(
 
 
 def target(
-    call: Call, out: arguments.Array | None, shape: tuple[int, ...], dtype: DTypeLike | None, index: int = 0
+    call: Call, out: arguments.Array | None, shape: tuple[int, ...], dtype: DType | None, index: int = 0
 ) -> Array:
     """An output by its index: the memory of `out`, whatever its type and strides, or a new array."""
     if out is None:
@@ -294,7 +260,7 @@ def _apart(call: Call, array: Array, ys: Sequence[Array]) -> Array:
     return _placed(call, library.copy(array.values), array.dtype, array.pointer.base)
 
 
-def _added(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> Sequence[Array]:
+def _added(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> tuple[Array, Array]:
     """Bias and residual as kernels read them, apart from all outputs; a residual may be its own y."""
     names = zip(epilogue, Epilogue._fields, strict=True)
     bias, residual = (read(call, added, name, alignment=1) for added, name in names)

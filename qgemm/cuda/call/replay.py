@@ -18,10 +18,8 @@ from operator import attrgetter, is_
 from types import CodeType
 from typing import Any
 
-from numpy.typing import DTypeLike
-
-from qgemm.arguments import Array, Epilogue, Gated
-from qgemm.arguments import epilogues as epilogues_of
+from qgemm.arguments import Array, Epilogue, Gated, one_product, several_products
+from qgemm.codec.float_types import DType
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.driver.graph import graph_of
 from qgemm.cuda.driver.workspace import workspace
@@ -63,7 +61,7 @@ class Replay:
 
 def product(
     w: DeviceTensor, x: Array | DeviceActivations, activation: str | None, bias: Array | None, residual: Array | None,
-    out: Array | None, dtype: DTypeLike | None, gated: Gated | None = None,
+    out: Array | None, dtype: DType | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.matmul`, by the launches of a call before or by the slow path; of `qgemm.gated` where w is a gate."""
     plans: Plans = w.plans
@@ -85,17 +83,12 @@ def product(
     y = replayed(plans, *key)
     if y is not None:
         return y
-    weights, epilogues, function = [w], [Epilogue(bias, residual)], ""
-    if gated is not None:
-        weights, epilogues, function = [w, gated.up], [Epilogue(bias), Epilogue(gated.bias)], gated.function
-    call = multiply(x, weights, activation, epilogues, [out], dtype, function)
-    remember(plans, call, *key)
-    return call.ys[0]
+    return remember(plans, multiply(x, one_product(w, bias, residual, out, gated), activation, dtype), *key)
 
 
 def products(
     x: Array | DeviceActivations, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
-    outs: Sequence[Any] | None, dtype: DTypeLike | None,
+    outs: Sequence[Any] | None, dtype: DType | None,
 ) -> list[Any] | None:  # fmt: skip
     """The list of `qgemm.matmul_many`, by the launches of a call before or by the slow path.
 
@@ -108,22 +101,16 @@ def products(
     added = () if epilogues is None else tuple([array for epilogue in epilogues for array in epilogue])
     key = call_key(x, activation, outs, dtype, serials, added)
     ys: list[Any] | None = replayed(plans, *key)
-    if ys is not None:
-        return ys
-    epilogues = epilogues_of(len(weights), None, None, outs) if epilogues is None else epilogues
-    call = multiply(x, weights, activation, epilogues, [None] * len(weights) if outs is None else outs, dtype)
-    remember(plans, call, *key, single=False)
-    return call.ys
+    if ys is None:
+        call = multiply(x, several_products(weights, epilogues, outs), activation, dtype)
+        ys = remember(plans, call, *key, single=False)
+    return ys
 
 
 def call_key(
-    x: Array | DeviceActivations,
-    kind: str | None,
-    outs: Sequence[Any] | None,
-    dtype: DTypeLike | None,
-    scalars: Scalars,
+    x: Array | DeviceActivations, kind: str | None, outs: Sequence[Any] | None, dtype: DType | None, scalars: Scalars,
     added: CallArrays,
-) -> tuple[Scalars, CallArrays]:
+) -> tuple[Scalars, CallArrays]:  # fmt: skip
     """The scalar arguments and the arrays of a call; kind: of activations, or the function of a layer of experts.
 
     scalars: further ones. added: arrays that are read besides x, None for an absent one.
@@ -185,20 +172,21 @@ def _key(scalars: Scalars, arrays: CallArrays, library: Library) -> Any:
 
 def remember(
     plans: Plans, call: Call, scalars: Scalars, arrays: CallArrays, single: bool = True, copies: bool = True
-) -> None:
-    """Keep the launches of a call, and say in the log which kernels they are.
+) -> Any:
+    """Keep the launches of a call, and say in the log which kernels they are -> y.
 
-    single: whether a replay returns y, not a list. copies: see Replay.
+    single: whether y is one array, not a list. copies: see Replay.
     """
-    key = _key(scalars, arrays, call.library)
+    y, key = call.ys[0] if single else call.ys, _key(scalars, arrays, call.library)
     if key is None or not call.replayable or not call.launches or len(call.scratch) > MAX_SCRATCH:
-        return
+        return y
     if logger.isEnabledFor(logging.INFO):
         for kernel, p in call.kernels:
             logger.info("%s: %s, config %s", p, kernel.name, kernel.choose(p))
     if len(plans) >= MAX_PLANS:
         plans.clear()
     plans[key] = Replay(_run(call, single), call.outs, copies, call.device)
+    return y
 
 
 def _run(call: Call, single: bool) -> Callable[..., Any]:

@@ -46,7 +46,7 @@ from .decode_config import (
 from .expert_tiles import DECODE_TILE, max_token_tiles
 from .kernel import Kernel, Launchable
 
-TOKENS = (1, 8, 16)  # token tiles
+TOKEN_TILES = (1, 8, 16)
 POINT = 8  # weights of a point of a grid
 # decode_a8 quantizes x in each of its CTAs up to these rows of x and weights: a kernel that only quantizes costs the
 # GPU 1.5 us and the host 3 us.
@@ -68,7 +68,7 @@ def sliced(fmt: Format) -> bool:
 
 def token_tile(m: int) -> int:
     """The smallest token tile that holds M rows of x."""
-    return next(tokens for tokens in TOKENS if tokens >= m)
+    return next(tokens for tokens in TOKEN_TILES if tokens >= m)
 
 
 def tokens_of(p: Problem) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from qgemm.codec.eight_bits import COLUMNS
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS, multiplies
+from qgemm.codec.group_activations import GROUP_COLUMNS, multiplies
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import by_tensor_map
 from qgemm.cuda.driver.workspace import address, workspace
@@ -60,11 +60,6 @@ class S8Config(NamedTuple):
         """E.g. "256x2, 7 requantizers"."""
         return f"{BLOCK_TOKENS}x{ROW_BLOCKS}" + (f", {self.requantizers} requantizers" if self.requantizers else "")
 
-    @property
-    def x_scale(self) -> int:
-        """Columns of x that share a scale."""
-        return GROUPS[self.activation]
-
 
 class Pointers(ctypes.Structure):
     """The pointers of a call, besides the tensor map of x."""
@@ -98,7 +93,7 @@ class Slice(NamedTuple):
 
 @cache
 def configs_of(activation: str) -> tuple[S8Config, ...]:
-    """The configs for an activation of GROUPS."""
+    """The configs for an activation of GROUP_COLUMNS."""
     return tuple(S8Config(*row) for row in read(NAME)["configs"] if row[0] == activation)
 
 
@@ -111,7 +106,7 @@ def configs(p: Problem) -> list[S8Config]:
 def smem_bytes(config: S8Config) -> int:
     """Shared memory of a CTA: Smem of kernels/gemm/sm90/s8_gemm.cuh, to the byte."""
     w = W_STAGES * ROW_BLOCKS * tiles.ROWS * (COLUMNS + SUM)
-    x = X_STAGES * ACC_TOKENS * (COLUMNS + COLUMNS // config.x_scale * SUM)
+    x = X_STAGES * ACC_TOKENS * (COLUMNS + SUM)
     barriers = (2 * (W_STAGES + X_STAGES) + 2) * BARRIER
     staged = config.requantizers * ITEM_ROWS * BOX
     return aligned(staged + w + x + ROW_BLOCKS * EPI_TOKENS * EPI_TOKEN + barriers)
@@ -130,7 +125,6 @@ def template(config: S8Config, fmt: Format | None = None) -> Template:
         "ACC_TOKENS": ACC_TOKENS,
         **(requantize.weights_template(fmt, config.activation) if fmt and config.requantizers else {}),
         **group_activations.byte_template(config.activation),
-        "X_GROUP": config.x_scale,
         "EPI_TOKENS": EPI_TOKENS,
         "W_STAGES": W_STAGES,
         "X_STAGES": X_STAGES,
@@ -174,7 +168,7 @@ def launch(p: Problem, config: S8Config) -> Launchable:
     scales_offset = group_activations.scales_at(p.m, p.k)
     if p.x != EIGHT_BITS:
         (multiply,) = products
-        x_bytes = x_workspace_bytes(p.m, p.k, config.x_scale)
+        x_bytes = x_workspace_bytes(p.m, p.k)
 
         def enter_raw(stream: int, x: int, w: int, *outputs: int) -> None:
             bytes_of_w = workspace(device, stream, requantize.NAME, size)
@@ -281,9 +275,11 @@ def us_in_a_call(p: Problem) -> float:
     return ranked(p)[0][1] - (SAVED_LAUNCH_US if quantizes(p) else 0)
 
 
-def variants(fmt: Format, sm: int, activations: Collection[str] = tuple(GROUPS)) -> Iterator[tuple[str, Template]]:
+def variants(
+    fmt: Format, sm: int, activations: Collection[str] = tuple(GROUP_COLUMNS)
+) -> Iterator[tuple[str, Template]]:
     """The (kernel, template) pairs of a format on a GPU for activations."""
-    kinds = [kind for kind in GROUPS if kind in activations and multiplies(kind, fmt)]
+    kinds = [kind for kind in GROUP_COLUMNS if kind in activations and multiplies(kind, fmt)]
     templates = {tuple(pairs.items()): pairs for pairs in (requantize.template(fmt, kind) for kind in kinds)}
     yield from ((requantize.NAME, pairs) for pairs in templates.values())  # the same for all activations of integers
     if not requantize.table_bytes(fmt):
@@ -303,7 +299,7 @@ def extra_units(fmt: Format | None, sm: int, activations: Collection[str]) -> It
 
 def all_configs() -> list[S8Config]:
     """The configs of every activation."""
-    return [config for activation in GROUPS for config in configs_of(activation)]
+    return [config for activation in GROUP_COLUMNS for config in configs_of(activation)]
 
 
 def _chosen(p: Problem, rows: Sequence[int]) -> list[S8Config]:

@@ -20,13 +20,13 @@ from qgemm.cuda.problem import C_TYPES, Q8_1, Problem
 from .kernel import Kernel, Launchable, Ranked
 
 SOURCE = "gemv"
-TOKENS = (1, 2, 4, 8)  # token tiles
+TOKEN_TILES = (1, 2, 4, 8)
 WARP_SPLIT_K = 4  # groups of four warps that share a row_block of tiles
 
 
 def token_tile(p: Problem) -> int:
     """The smallest token tile that holds y's rows."""
-    return next(tokens for tokens in TOKENS if tokens >= p.m)
+    return next(tokens for tokens in TOKEN_TILES if tokens >= p.m)
 
 
 def configs(p: Problem) -> tuple[int]:

@@ -32,7 +32,7 @@ CONFIGS = (
     Sm80Config(A16, 64, 4, 2, 1, 0.8), Sm80Config(A16, 64, 2, 2, 1, 0.8),
     Sm80Config(A16, 128, 4, 2, 1, 1.38), Sm80Config(A16, 128, 2, 2, 1, 1.38),
 )  # fmt: skip
-TOKENS = tuple(dict.fromkeys(config.tokens for config in CONFIGS))
+TOKEN_TILES = tuple(dict.fromkeys(config.tokens for config in CONFIGS))
 
 
 def config_of(fmt: Format, tokens: int, sm: int) -> Sm80Config | None:
@@ -44,7 +44,7 @@ def config_of(fmt: Format, tokens: int, sm: int) -> Sm80Config | None:
 
 def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: int) -> int:
     """Rows of a token tile for products of `slots` rows by experts; 0 if moe_decode is faster."""
-    fitting = [tokens for tokens in TOKENS if all(config_of(size.format, tokens, sm) for size in sizes)]
+    fitting = [tokens for tokens in TOKEN_TILES if all(config_of(size.format, tokens, sm) for size in sizes)]
     times = {tokens: sum(grouped_us(size, tokens, slots, experts, sms, sm) for size in sizes) for tokens in fitting}
     return best_tile(times, sizes, slots, experts)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS, multiplies
+from qgemm.codec.group_activations import GROUP_COLUMNS, multiplies
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
@@ -99,7 +99,7 @@ def _forms(
             p = Problem(fmt, activation, group[0], 1, 1, sm, x)
             kernel = route(p).kernel
             for source in kernel.reads(p):
-                key = kernel, source, activation if activation in GROUPS else ""
+                key = kernel, source, activation if activation in GROUP_COLUMNS else ""
                 forms.setdefault(key, (activation, set()))[1].update(group)
     return {form: (activation, sorted(group)) for form, (activation, group) in forms.items()}
 

@@ -8,7 +8,6 @@ from functools import cache
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.codegen import Template
@@ -55,31 +54,27 @@ def measured() -> tuple[Sm80Config, ...]:
     )
 
 
-def shared_bytes(fmt: Format, config: Sm80Config, group: int, stages: int) -> int:
+def shared_bytes(fmt: Format, config: Sm80Config, stages: int) -> int:
     """Shared memory of a CTA: the table of levels, and an EightBitStage (kernels/gemm/sm80/eight_bits.cuh) per stage.
 
     The reduction aliases all of it.
     """
     weights = config.row_blocks * COLUMNS // tiles.columns(fmt) * tiles.tile_dtype(fmt).itemsize
-    x = config.tokens * (X_ROW_BYTES + COLUMNS // group * group_activations.SCALE)
+    x = config.tokens * (X_ROW_BYTES + group_activations.SCALE)
     return max(tiles.table_bytes(fmt) + stages * (weights + x), reduce_bytes(config))
 
 
 def template(fmt: Format, config: Sm80Config, activation: str, sm: int) -> Template:
     """The constants of the kernel, with the largest number of stages that fits."""
-    group = GROUPS[activation]
-    stages = max(
-        n for n in range(MIN_STAGES, MAX_STAGES + 1) if shared_bytes(fmt, config, group, n) <= shared_limit(sm)
-    )
+    stages = max(n for n in range(MIN_STAGES, MAX_STAGES + 1) if shared_bytes(fmt, config, n) <= shared_limit(sm))
     least, greatest = level_range(fmt)
     return {
         **tile_sizes(config, stages),
         "REDUCE_BYTES": reduce_bytes(config),
-        "SMEM_BYTES": shared_bytes(fmt, config, group, stages),
+        "SMEM_BYTES": shared_bytes(fmt, config, stages),
         "MAX_SPLIT_K": MAX_SPLIT_K,
         "X_ROW_BYTES": X_ROW_BYTES,
         **group_activations.byte_template(activation),
-        "X_GROUP": group,
         "LEAST_LEVEL": int(least),
         "GREATEST_LEVEL": int(greatest),
     }
@@ -87,8 +82,7 @@ def template(fmt: Format, config: Sm80Config, activation: str, sm: int) -> Templ
 
 def fitting(p: Problem) -> list[Sm80Config]:
     """The configs of which MIN_STAGES fit into the shared memory of the problem's GPU."""
-    limit, group = shared_limit(p.sm), GROUPS[p.activation]
-    return [config for config in measured() if shared_bytes(p.format, config, group, MIN_STAGES) <= limit]
+    return [config for config in measured() if shared_bytes(p.format, config, MIN_STAGES) <= shared_limit(p.sm)]
 
 
 def launch(p: Problem, plan: Plan) -> Launchable:

@@ -9,7 +9,6 @@ from math import inf
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
 from qgemm.cuda.configs import read
 from qgemm.cuda.driver.launch import by_tensor_map
 from qgemm.cuda.driver.workspace import address
@@ -61,9 +60,7 @@ def measured() -> tuple[Measured, ...]:
     )
 
 
-def tokens_of(activation: str) -> tuple[int, ...]:
-    """The token tiles of an activation's configs."""
-    return tuple(sorted({row.config.tokens for row in measured() if row.config.x_scale == GROUPS[activation]}))
+TOKEN_TILES = tuple(sorted({row.config.tokens for row in measured()}))
 
 
 def template(fmt: Format, config: Sm90Config) -> Template:
@@ -73,7 +70,6 @@ def template(fmt: Format, config: Sm90Config) -> Template:
         **pipeline_template(fmt, config, EIGHT_BITS),
         "LEAST_LEVEL": int(least),
         "GREATEST_LEVEL": int(greatest),
-        "X_GROUP": config.x_scale,
     }
 
 
@@ -106,7 +102,7 @@ class EightBitLaunch:
             2 + len(x_pointers) + len(Outputs._fields_), PAIR if grid.cluster_split_k else 0,
         )  # fmt: skip
         scales_offset = group_activations.scales_at(p.m, p.k)
-        queues, x_bytes = dict[int, int](), x_workspace_bytes(p.m, p.k, config.x_scale)  # queues: by stream
+        queues, x_bytes = dict[int, int](), x_workspace_bytes(p.m, p.k)  # queues: by stream
 
         def enter(stream: int, x: int, w: int, *outputs: int) -> None:
             by_codes(stream, x, w, x + scales_offset, 0, 0, *outputs)
@@ -163,7 +159,7 @@ def max_tokens(fmt: Format) -> float:
 def fitting(p: Problem) -> list[Measured]:
     """The configs of an activation in which MIN_STAGES of a format fit."""
     largest = max_tokens(p.format)
-    rows = (row for row in measured() if row.config.x_scale == GROUPS[p.activation] and row.config.tokens <= largest)
+    rows = (row for row in measured() if row.config.tokens <= largest)
     return [row for row in rows if row.config.fits(p.format) and stages_of(p.format, row.config) >= MIN_STAGES]
 
 

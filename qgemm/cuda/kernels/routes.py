@@ -9,26 +9,28 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
-from . import gemm_sm90_s8, gemv, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90_eight_bits
+from . import gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90_eight_bits
 from .decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES, sliced
 from .expert_tiles import DECODE_TILE, Size
 from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
+from .gemv import TOKEN_TILES as GEMV_TOKENS
 from .kernel import Kernel, Launchable
 from .moe_prefill_sm80 import MOE_PREFILL_SM80
-from .moe_prefill_sm80 import TOKENS as EXPERT_TOKENS
+from .moe_prefill_sm80 import TOKEN_TILES as EXPERT_TOKENS
 from .panels import CUBLAS, DEQUANTIZE
 from .prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from .prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
 from .prefill_sm80_eight_bits import measured as sm80_eight_bit_configs
 from .prefill_sm90 import MOE_PREFILL_SM90, PREFILL_SM90
-from .prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS, tokens_of
-from .sm90_cost import TOKENS
+from .prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
+from .prefill_sm90_eight_bits import TOKEN_TILES as WGMMA_S8_TOKENS
+from .sm90_cost import TOKEN_TILES as SM90_TOKENS
 from .sm90_token_tiles import GROUPED_TOKENS
 from .transforms import TRANSFORMS
 
@@ -144,17 +146,17 @@ DENSE = (
     #     kernel           act       x       m <= sm>= <    formats   tokens       note
     Route(DECODE_SLICES,   ("a16",), TYPES,  1,   80,  ANY, FEW_BITS, (1,),        "x in slices of eight bits"),
     Route(DECODE,          ("a16",), TYPES,  8,   80,  ANY, NUMBERS,  (1, 8),      "at the speed of memory"),
-    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, *WGMMA,    NUMBERS,  TOKENS,      "wgmma, from packed weights"),
+    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, *WGMMA,    NUMBERS,  SM90_TOKENS, "wgmma, from packed weights"),
     Route(DECODE,          ("a16",), TYPES,  16,  80,  ANY, NUMBERS,  (16,),       "at the speed of memory"),
     Route(DECODE_A8,       ("a8",),  TYPES,  8,   80,  ANY, INTEGER,  (1, 8),      "the same by integer dots"),
-    Route(PREFILL_SM90,    ("a8",),  HALF,   16,  *WGMMA,    SIXTEENS, TOKENS,      "on decoded activations"),
+    Route(PREFILL_SM90,    ("a8",),  HALF,   16,  *WGMMA,    SIXTEENS, SM90_TOKENS, "on decoded activations"),
     Route(DECODE_A8,       ("a8",),  TYPES,  16,  80,  ANY, INTEGER,  (16,),       "the same by integer dots"),
-    Route(PREFILL_SM90,    ("a8",),  HALF,   ANY, *WGMMA,    INTEGER,  TOKENS,      "on decoded activations"),
+    Route(PREFILL_SM90,    ("a8",),  HALF,   ANY, *WGMMA,    INTEGER,  SM90_TOKENS, "on decoded activations"),
     Route(DECODE,          ("a16",), HALVES, 16,  80,  ANY, CODEBOOK, (1, 8, 16),  "with levels rounded to x"),
-    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, *WGMMA,    CODEBOOK, TOKENS,      "wgmma, levels rounded to half"),
-    Route(GEMV_SIMT,       ("a16",), FLOAT,  8,   80,  ANY, CODEBOOK, gemv.TOKENS, "with exact levels"),
-    Route(GEMV_SIMT,       ("a16",), TYPES,  8,   75,  80,  TILED,    gemv.TOKENS, "sums in float32 registers"),
-    Route(GEMV_DP4A,       ("a8",),  TYPES,  8,   75,  80,  INTEGER,  gemv.TOKENS, "integer dots by dp4a"),
+    Route(PREFILL_SM90,    ("a16",), HALVES, ANY, *WGMMA,    CODEBOOK, SM90_TOKENS, "wgmma, levels rounded to half"),
+    Route(GEMV_SIMT,       ("a16",), FLOAT,  8,   80,  ANY, CODEBOOK, GEMV_TOKENS, "with exact levels"),
+    Route(GEMV_SIMT,       ("a16",), TYPES,  8,   75,  80,  TILED,    GEMV_TOKENS, "sums in float32 registers"),
+    Route(GEMV_DP4A,       ("a8",),  TYPES,  8,   75,  80,  INTEGER,  GEMV_TOKENS, "integer dots by dp4a"),
     Route(PREFILL_SM80,    ("a16",), HALVES, ANY, 80,  90,  TILED,    MMA_TOKENS,  "mma.sync, from packed weights"),
     Route(PREFILL_SM80,    ("a16",), HALVES, 128, 100, 120, TILED,    MMA_TOKENS,  "mma.sync, from packed weights"),
     Route(PREFILL_SM80,    ("a16",), HALVES, ANY, 120, ANY, TILED,    MMA_TOKENS,  "mma.sync, from packed weights"),
@@ -163,7 +165,7 @@ DENSE = (
     Route(PREFILL_SM80_A8, ("a8",),  HALF,   ANY, 120, ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(GEMM_SM90_S8,    ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, GEMM_TOKENS, "W as bytes, wgmma", gemm_pays),
-    Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, tokens_of("a8_g256"), "wgmma of bytes"),
+    Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, WGMMA_S8_TOKENS, "wgmma of bytes"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
     Route(GEMM_SM90_S8,    ("e4m3_g256",), TYPES, ANY, *WGMMA, E4M3, GEMM_TOKENS, "of e4m3", gemm_pays),
@@ -252,7 +254,7 @@ def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
 
 
 def extra_units(
-    fmt: Format | None, sm: int, activations: Collection[str] = tuple(GROUPS)
+    fmt: Format | None, sm: int, activations: Collection[str] = tuple(GROUP_COLUMNS)
 ) -> Iterator[tuple[str, Template]]:
     """The (kernel, template) pairs that launches on this GPU need beside those of configs; None: without a format."""
     for kernel in KERNELS:

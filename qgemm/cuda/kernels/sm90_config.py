@@ -6,6 +6,7 @@ from math import gcd
 from typing import NamedTuple
 
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import GROUP
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.layout import group_activations
@@ -215,6 +216,6 @@ def type_code(x: str) -> int:
     return next((TYPE_CODES[name] for name, kind in C_TYPES.items() if kind == x), 0)
 
 
-def x_workspace_bytes(m: int, k: int, group: int) -> int:
+def x_workspace_bytes(m: int, k: int) -> int:
     """The workspace of a kernel that quantizes x itself: WorkQueue, codes, scales. Workspaces are kept: few sizes."""
-    return 1 << (WORK_QUEUE + group_activations.nbytes(m, k, group) - 1).bit_length()
+    return 1 << (WORK_QUEUE + group_activations.nbytes(m, k, GROUP) - 1).bit_length()

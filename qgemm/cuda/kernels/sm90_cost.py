@@ -23,7 +23,7 @@ from .sm90_config import Sm90Config
 from .sm90_grid import grid_of
 
 DATA = "prefill_sm90"  # the file in configs/
-TOKENS = tuple(sorted({row[1] for rows in read(DATA)["formats"].values() for row in rows}))  # token tiles of any format
+TOKEN_TILES = tuple(sorted({row[1] for rows in read(DATA)["formats"].values() for row in rows}))  # for any format
 UNIT_SIZE = 128  # tokens * row_blocks: the unit of a work tile's size in the cost of epilogue and reduction
 
 

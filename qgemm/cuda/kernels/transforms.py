@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import GROUPS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import EncodeStats
@@ -101,8 +101,8 @@ def _encoder(fmt: Format) -> Template:
 
 
 def groups_template(activation: str) -> Template:
-    """The template of quantize_activations_groups for an activation of GROUPS, without the type of x."""
-    return {**byte_template(activation), "TOKENS": GROUPS_TOKENS, "GROUP": GROUPS[activation]}
+    """The template of quantize_activations_groups for an activation of GROUP_COLUMNS, without the type of x."""
+    return {**byte_template(activation), "TOKENS": GROUPS_TOKENS}
 
 
 def blocks_per_warp(fmt: Format) -> int:
@@ -127,7 +127,7 @@ DEQUANTIZE_ACTIVATIONS = Transform("dequantize_activations", ({"Out": "half"}, {
 ROUND_ACTIVATIONS = Transform("round_activations", ROUNDED)
 QUANTIZE_ACTIVATIONS_GROUPS = Transform(
     "quantize_activations_groups",
-    tuple({**source, **groups_template(activation)} for source in IN for activation in GROUPS),
+    tuple({**source, **groups_template(activation)} for source in IN for activation in GROUP_COLUMNS),
 )
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))

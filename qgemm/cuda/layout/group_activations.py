@@ -1,4 +1,4 @@
-"""Activations of GROUPS on a device: bytes in the order of TMA and wgmma, followed by scales.
+"""Activations of GROUP_COLUMNS on a device: bytes in the order of TMA and wgmma, followed by scales.
 
 codes   bytes [rows, columns]   whole token tiles and groups of 256 columns, zeros beyond M and K; columns 2t, 2t + 1,
                                 2t + 8, 2t + 9 of each 16 lie together, because lane t holds these columns of W
