@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import traceback
 import re
 import warnings
 from collections.abc import Callable
@@ -257,15 +258,17 @@ def left_over(folder: Path) -> list[str]:
 
 
 def forked(work: Any) -> int:
-    """A child process, which may be killed, that does `work` and ends."""
+    """A child process, which may be killed, that does `work` and ends: with status 1 if it raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about a fork beside BLAS's idle threads
         child = os.fork()
     if child == 0:
         try:
             work()
-        finally:
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     return child
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
@@ -58,7 +57,7 @@ def open_for_conversion(
         source = apply_renames(source, list(rename))
         if like is not None:
             source = match_layout(source, like)
-        elif model and os.path.isdir(src):
+        elif model:
             source = to_gguf_model(source, src)
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
