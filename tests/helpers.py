@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import signal
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -310,7 +311,10 @@ def views_of_streams() -> list[Any]:
 
 
 def forked(work: Any) -> int:
-    """A child process, which may be killed, that does `work` and ends; one that hangs is killed after CHILD_SECONDS."""
+    """A child process, which may be killed, that does `work` and ends, with status 1 if it raises.
+
+    One that hangs is killed after CHILD_SECONDS.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about a fork beside BLAS's idle threads
         child = os.fork()
@@ -319,8 +323,10 @@ def forked(work: Any) -> int:
         signal.alarm(CHILD_SECONDS)
         try:
             work()
-        finally:
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     return child
 
 

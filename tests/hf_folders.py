@@ -45,7 +45,10 @@ CONFIG = {
 }  # fmt: skip
 MOE = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": M}
 OSS = {"num_local_experts": X, "num_experts_per_tok": 2, "sliding_window": 128, "head_dim": D}
-YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64, "beta_fast": 32.0}
+YARN = {
+    "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64, "beta_fast": 24.0, "beta_slow": 1.5,
+    "attention_factor": 0.75, "extrapolation_factor": 0.5,
+}  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 # Architecture -> what its config says besides, the tensors of a layer.

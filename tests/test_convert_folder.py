@@ -66,7 +66,8 @@ WANTED = {
         {
             "expert_count": X, "expert_used_count": 2, "expert_feed_forward_length": F, "attention.sliding_window": 128,
             "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 64,
-            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_fast": 24.0, "rope.scaling.yarn_beta_slow": 1.5,
+            "rope.scaling.yarn_attn_factor": 0.75, "rope.scaling.yarn_ext_factor": 0.5,
         },
     ),
 }  # fmt: skip

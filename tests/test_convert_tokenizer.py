@@ -164,6 +164,27 @@ def test_gemma_puts_no_space_in_front(architecture, space, tmp_path):
     assert keys(tmp_path, architecture, tokenizer_model=MODEL, tokenizer_config_json=config)[key]
 
 
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Gemma3ForCausalLM"])
+def test_text_of_byte_level_bpe_gets_a_space_only_where_the_folder_says(architecture, tmp_path):
+    """The architecture's default belongs to pieces that are merged by scores."""
+    key = "tokenizer.ggml.add_space_prefix"
+    assert key not in keys(tmp_path, architecture, tokenizer_json=bpe())
+    config = {"add_prefix_space": True}
+    assert keys(tmp_path, architecture, tokenizer_json=bpe(), tokenizer_config_json=config)[key]
+
+
+def test_the_type_of_a_token_that_is_added_follows_its_text(tmp_path):
+    """As in llama.cpp's converter: these texts control a model though no file calls them special."""
+    special = ["<|im|>", "<\uff5cend\uff5c>", "<unused7>", "<pad>", "<mask>", "<2mass>", "[@BOS@]"]
+    plain = ["<tool>", "<unused", "pad", "<|im", "x<mask>", "\u2581y"]
+    added = [{"id": 5 + i, "content": text, "special": False} for i, text in enumerate([*special, *plain])]
+    metadata = keys(tmp_path, tokenizer_json={**bpe(), "added_tokens": added})
+    types = metadata["tokenizer.ggml.token_type"].tolist()
+    assert types[5 : 5 + len(added)] == [CONTROL] * len(special) + [ADDED] * len(plain)
+    assert types[5 + len(added) :] == [UNUSED] * (V - 5 - len(added))
+    assert metadata["tokenizer.ggml.tokens"][4 + len(added)] == " y"
+
+
 def test_without_a_tokenizer_the_size_is_said_once(tmp_path, caplog):
     assert keys(tmp_path, "LlamaForCausalLM")["llama.vocab_size"] == V
     assert keys(tmp_path, "Qwen2ForCausalLM")["qwen2.vocab_size"] == V

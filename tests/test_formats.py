@@ -254,20 +254,26 @@ def test_mxfp4_scales_at_the_ends():
 
 
 @given(data=st.data())
-def test_iq4_nl_is_no_worse_than_its_first_try(data):
-    """The first try maps the value of largest magnitude to 127 and keeps this scale. Squares are weighted by x^2."""
+def test_iq4_nl_is_no_worse_than_any_of_its_tries(data):
+    """A try maps the value of largest magnitude to 127, or to -127 + step for steps of -7 to 7, and refits d."""
     fmt = qgemm.FORMATS["iq4_nl"]
     x = np.clip(data.draw(values(fmt)), -1e3, 1e3).astype(np.float64)
-    largest = x[np.arange(len(x)), np.abs(x).argmax(axis=1)]
-    tried = (largest / 127)[:, None, None] * fmt.codebook
-    first = np.abs(tried - x[..., None]).min(axis=-1)
-    difference = fmt.decode(encode(fmt, x.astype(np.float32))) - x
-    weight, rounding = x**2, np.abs(largest) * 2.0**-10 + 127 * 2.0**-25  # rounding d to half
+    weight, rows = x**2, np.arange(len(x))
+    largest = x[rows, np.abs(x).argmax(axis=1)]
+    rounding = np.abs(largest) * 2.0**-10 + 127 * 2.0**-25  # rounding d to half
 
     def error(differences):
         return np.sqrt((weight * differences**2).sum(axis=1))
 
-    assert (error(difference) <= error(first) * (1 + 2.0**-10) + rounding * np.sqrt(weight.sum(axis=1))).all()
+    actual = error(fmt.decode(encode(fmt, x.astype(np.float32))) - x)
+    for peak in (127, *(-127 + step for step in range(-7, 8))):
+        d = largest / peak
+        nearest = np.abs(d[:, None, None] * fmt.codebook - x[..., None]).argmin(axis=-1)
+        levels = fmt.codebook.astype(np.float64)[nearest]
+        norms = (weight * levels**2).sum(axis=1)
+        refitted = np.divide((weight * levels * x).sum(axis=1), norms, out=np.zeros(len(x)), where=norms > 0)
+        best = error(refitted[:, None] * levels - x)
+        assert (actual <= best * (1 + 2.0**-10) + rounding * np.sqrt(weight.sum(axis=1))).all()
 
 
 @pytest.mark.parametrize(("name", "value"), [("f16", 1e6), ("bf16", 3.4e38), ("f32", 1e300)])

@@ -11,7 +11,9 @@ def test_a_bug_can_be_planted(mutant):
     text = (mutants.ROOT / mutant.file).read_text()
     assert mutants.planted(mutant, text) != text
     assert mutant.tests
-    assert all((mutants.ROOT / test).is_file() for test in mutant.tests)
+    for test in mutant.tests:
+        path, _, name = test.partition("::")
+        assert f"def {name}" in (mutants.ROOT / path).read_text()
 
 
 def test_bugs_are_many_and_everywhere():

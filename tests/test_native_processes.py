@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -59,14 +60,22 @@ def test_many_threads_at_once():
 
 
 @pytest.mark.parametrize("asleep", [False, True])
-def test_a_forked_child_multiplies(asleep, tmp_path):
+def test_a_forked_child_multiplies(asleep, tmp_path, monkeypatch):
     """Threads do not survive a fork, be they awake or asleep, and are started anew in the child."""
+    monkeypatch.setenv("QGEMM_THREADS", "3")
     run = product()
     want = run()
     if asleep:
         threading.Event().wait(0.02)
-    child = forked(lambda: (tmp_path / "y").write_bytes(b"".join(run().tobytes() for _ in range(50))))
-    assert os.waitpid(child, 0)[1] == 0
+
+    def work() -> None:
+        signal.alarm(60)  # ends a child that waits for threads of its parent
+        assert len(os.listdir("/proc/self/task")) == 1
+        ys = [run().tobytes() for _ in range(50)]
+        assert len(os.listdir("/proc/self/task")) == 3
+        (tmp_path / "y").write_bytes(b"".join(ys))
+
+    assert os.waitpid(forked(work), 0)[1] == 0
     assert (tmp_path / "y").read_bytes() == want.tobytes() * 50
     assert_array_equal(run(), want)
 

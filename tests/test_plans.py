@@ -121,6 +121,29 @@ def test_no_call_is_taken_for_another(gpus, calls, seed, activation):
         near(qgemm.matmul(x, on_device, activation, bias=bias, residual=residual, **target), want, "float16")
 
 
+@pytest.mark.parametrize("layout", X_LAYOUTS)
+def test_aligned_arrays_in_order_are_read_where_they_lie(gpus, layout, monkeypatch):
+    """No path copies an array that kernels can read: x, bias, residual, also where the output is the residual."""
+    copies, copy = [], cupy_like.ndarray.copy
+
+    def noted(array, order="C"):
+        copies.append(array.shape)
+        return copy(array, order)
+
+    rng = np.random.default_rng(0)
+    on_device = gpus.tensor(rng.integers(-4, 5, (K, K)))
+    x = X_LAYOUTS[layout](4, values(rng, (5, 2 * K), "float16"))
+    bias, residual = values(rng, K, "float32"), values(rng, (4, K), "float16")
+    monkeypatch.setattr(cupy_like.ndarray, "copy", noted)
+    for out in (None, cupy_like.ndarray((4, K), np.float16), residual) * 2:
+        target = {"dtype": "float16"} if out is None else {"out": out}
+        qgemm.matmul(x, on_device, bias=bias, residual=residual, **target)
+    for _ in range(2):
+        qgemm.gated(x, on_device, on_device, biases=[bias, bias])
+        qgemm.matmul_many(x, [on_device, on_device], biases=[bias, None])
+    assert (copies == []) == (layout == "contiguous")
+
+
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize("m", [1, 5, 40])
 def test_views_and_overlaps(gpus, activation, m):

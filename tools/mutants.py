@@ -1,8 +1,8 @@
 """Plant bugs, one at a time, into a copy of the sources, and check that tests catch each: `python tools/mutants.py`.
 
 A row of tests/data/mutants.json is a realistic bug: a description, the file, the text to replace, the replacement, and
-the test files of which at least one must fail. tests/test_mutants.py compares the rows with the sources, so that a row
-is updated together with the code that it changes.
+the tests of which at least one must fail (files, or tests as FILE::NAME). tests/test_mutants.py compares the rows with
+the sources, so that a row is updated together with the code that it changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT = 900  # seconds; tests that run longer hang, and the bug counts as caug
 
 
 class Mutant(NamedTuple):
-    """One bug: `old`, which occurs once in the file, becomes `new`. tests: files of which at least one must fail."""
+    """One bug: `old`, which occurs once in the file, becomes `new`. tests: those of which at least one must fail."""
 
     wrong: str
     file: str

@@ -70,8 +70,8 @@ def a8_exact(
     """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
 
     x: blocks of qgemm/codec/q8_1_f32.py, or of q8_1. place: cupy.asarray to multiply on a GPU and to return arrays
-    there. levels_first: for kernels whose integer dots use codes - zero (TileLayout.bytes_are_levels). partial_dots: for
-    kernels that scale the integer dots of parts of a group and add them in float32 (kernels/cpu/lane_rows.h): where
+    there. levels_first: for kernels whose integer dots use codes - zero (TileLayout.bytes_are_levels). partial_dots:
+    for kernels that scale the integer dots of parts of a group and add them in float32 (kernels/cpu/lane_rows.h): where
     parts cancel, the group's sum is zero but its error is not.
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -69,7 +68,7 @@ def open_for_conversion(
         own_metadata = source.metadata
         if like is not None:
             source = match_layout(source, like)
-        elif model and os.path.isdir(src) and not source.is_gguf:
+        elif model and not source.is_gguf:
             source = to_gguf_model(source, src, tied)
         if tied and (like is not None or source.metadata is own_metadata):
             rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"

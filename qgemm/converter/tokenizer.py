@@ -43,7 +43,7 @@ ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
 SPACE = "\u2581"  # SentencePiece's symbol for a space
 NUMBER = re.compile("[0-9]{1,9}")  # number of an added token
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-CONTROL = re.compile(r"<\|.*\|>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
+CONTROL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 _ENGLISH, _REST = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"

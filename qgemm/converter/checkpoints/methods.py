@@ -84,9 +84,7 @@ class EightBits(NamedTuple):
 
 
 class FourBits(NamedTuple):
-    """Settings of MXFP4: weights per exponent."""
-
-    group: int = 32
+    """MXFP4, which has no settings: 32 weights share an exponent."""
 
 
 class Nvfp4(NamedTuple):
