@@ -299,6 +299,11 @@ def test_chat_templates_of_files(tmp_path):
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates" / "rag.jinja").write_text("{{ r }}")
     assert metadata(path)["tokenizer.chat_template.rag"] == "{{ r }}"
+    (path / "additional_chat_templates" / "rag.jinja").write_bytes(b"\xff")
+    refused(path, r"rag\.jinja: is not UTF-8")
+    (path / "additional_chat_templates" / "rag.jinja").write_bytes(b"x" * (2 << 20))
+    refused(path, r"rag\.jinja: has 2097152 bytes")
+    (path / "additional_chat_templates" / "rag.jinja").unlink()
     (path / "tokenizer_config.json").write_text('{"chat_template": "{{ c }}"}')
     assert metadata(path)["tokenizer.chat_template"] == "{{ c }}"
     assert "tokenizer.chat_templates" not in metadata(path)

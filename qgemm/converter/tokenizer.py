@@ -132,6 +132,7 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, space: bool | Non
 
 def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWriter) -> None:
     """Write the merges, the numbers of special tokens and the chat templates."""
+    templates = chat_templates(folder)
     for name, read in READ_AGAIN.items():  # SpecialVocab parses these files itself, without limits
         path = os.path.join(folder, name)
         if os.path.isfile(path):
@@ -142,7 +143,6 @@ def _special(folder: str, where: str, merges: bool, rows: int, writer: GGUFWrite
         special.add_to_gguf(writer, quiet=True)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{where}: special tokens are not read: {shown(repr(error))}") from None
-    templates = chat_templates(folder)
     if DEFAULT in templates:
         writer.add_chat_template(templates.pop(DEFAULT))
     if templates:

@@ -43,7 +43,7 @@ def document(raw: bytes) -> Any:
         return dict(pairs)
 
     def whole(digits: str) -> int | Number:
-        need(len(digits) <= 20, "a long number")
+        need(len(digits) <= 32, "a long number")
         return Number(digits) if digits.startswith("-") else int(digits)
 
     try:
