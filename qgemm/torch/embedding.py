@@ -11,7 +11,7 @@ from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 
 from .module import PackedModule
-from .ops import traced, traced_embedding
+from .ops import check_tensor, traced, traced_embedding
 from .rows import selected
 
 
@@ -68,6 +68,7 @@ class QEmbedding(PackedModule):
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:
         """index [...] -> rows [..., embedding_dim]."""
+        check_tensor(index, self)
         if index.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"an index is int32 or int64, got {index.dtype}")
         if traced(index):

@@ -15,7 +15,7 @@ from qgemm.routing import GATE_OF, layer_of
 
 from .gradients import differentiated
 from .module import PackedModule
-from .ops import traced, traced_moe
+from .ops import check_tensor, traced, traced_moe
 
 
 class PackedExperts(PackedModule):
@@ -121,6 +121,8 @@ class QExperts(torch.nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """x [T, K], ids [T, top_k] of experts, the router's weights [T, top_k] -> y [T, K]."""
+        for tensor in (hidden_states, top_k_index, top_k_weights):
+            check_tensor(tensor, self)
         x, parts = hidden_states, self.parts
         device = x.device.type
         if device != "meta" and torch.is_autocast_enabled(device):

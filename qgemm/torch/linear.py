@@ -13,7 +13,7 @@ from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 
 from .gradients import Product, differentiated
-from .ops import product, traced, traced_linear
+from .ops import PLAIN, check_tensor, product, traced, traced_linear
 from .views import BUFFERS, ViewedModule
 
 autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; called per forward
@@ -134,6 +134,8 @@ class QLinear(ViewedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> y [..., N]."""
+        if type(x) not in PLAIN:
+            check_tensor(x, self)
         y = self._linear(cast_by_autocast(x) if torch.compiler.is_compiling() or autocasting() else x)
         if "lora" in self._modules:
             x = cast_by_autocast(x)

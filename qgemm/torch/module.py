@@ -16,6 +16,7 @@ from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.packed import Packed
 
 from .ops import dense
+from .parameter import NO_GRADIENT, TRAINED, PackedWeight
 from .storage import (
     device_bytes,
     file_bytes,
@@ -47,7 +48,7 @@ class PackedModule(torch.nn.Module):
         fmt = format_of(format) if isinstance(format, str) else format
         self._describe(fmt, shape)
         data = torch.zeros(file_shape(fmt, shape), dtype=torch.uint8, device=device)
-        self.weight = torch.nn.Parameter(data, requires_grad=False)
+        self.weight = PackedWeight(data)
         self.tensor_name = ""
 
     def _describe(self, fmt: Format, shape: tuple[int, ...]) -> None:
@@ -81,8 +82,7 @@ class PackedModule(torch.nn.Module):
     def requires_grad_(self, requires_grad: bool = True) -> PackedModule:
         """Raise UnsupportedError for a gradient of the packed weight, which takes none."""
         if requires_grad:
-            trained = "train its bias (.bias.requires_grad_()) or matrices beside it (.add_lora)"
-            raise UnsupportedError(f"{self!r}: the packed weight takes no gradient; {trained}")
+            raise UnsupportedError(f"{self!r}: {NO_GRADIENT}; {TRAINED}")
         return super().requires_grad_(False)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- moved
@@ -135,10 +135,12 @@ class PackedModule(torch.nn.Module):
             fmt = format_of(spelling)
             empty = torch.empty(file_shape(fmt, self._shape), dtype=torch.uint8, device=self.weight.device)
             self._describe(fmt, self._shape)
-            self.weight = torch.nn.Parameter(empty, requires_grad=False)
+            self.weight = PackedWeight(empty)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:
+            destination[prefix + "weight"] = torch.Tensor.detach(self.weight)  # no class that a reader must know
         if self.weight.dim() == 1:
             destination[prefix + "weight"] = file_bytes(
                 host_tensor(self.weight, self._format, self._shape, self.tensor_name)
@@ -164,6 +166,8 @@ class PackedModule(torch.nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        if type(self.weight) is torch.nn.Parameter:  # made by assign=True
+            self.weight.__class__ = PackedWeight
         if device.type == "cuda" and not local_metadata.get("assign_to_params_buffers", False):
             self._parameters["weight"] = self._moved(self.weight, lambda tensor: tensor.to(device))
 

@@ -21,6 +21,7 @@ from qgemm.cuda.layout.tile import ROWS
 from qgemm.experts import moe
 from qgemm.ops import matmul
 from qgemm.packed import Packed
+from qgemm.placement import described
 
 from .rows import decoded, selected
 from .storage import packed_of
@@ -50,6 +51,12 @@ tracing = torch._C._is_tracing  # the test of torch.jit.is_tracing
 def traced(x: torch.Tensor) -> bool:
     """Whether x stands for a tensor of a graph being traced, where only ops are allowed."""
     return type(x) not in PLAIN or x.is_meta or torch.compiler.is_compiling() or tracing()
+
+
+def check_tensor(x: object, layer: torch.nn.Module) -> None:
+    """TypeError for an input of a layer that is no tensor."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{layer!r} takes a tensor, got {described(x)}")
 
 
 def product(

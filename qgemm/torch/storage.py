@@ -44,6 +44,8 @@ from qgemm.packed import Packed
 from qgemm.placement import described
 from qgemm.tensor import Tensor
 
+from .parameter import PackedWeight
+
 POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples
 
 _lock = new_lock()
@@ -115,7 +117,7 @@ def keep(weight: torch.Tensor, packed: Packed, spelling: str) -> None:
     number = id(weight)
     reference = ref(weight, lambda _: _derived.pop(number, None))
     _derived[number] = Derived(packed, reference, _key(weight, spelling))
-    if weight.dim() == 1 and type(weight) is torch.nn.Parameter:
+    if weight.dim() == 1 and type(weight) in (torch.nn.Parameter, PackedWeight):
         weight.__class__ = parameter_class(PackedParameter, spelling, packed.shape)
 
 
@@ -187,7 +189,7 @@ def check_bytes(weight: torch.Tensor, fmt: Format, shape: Shape, name: str = "")
 # ---------------------------------------------------------------- parameters that know their format
 
 
-class PackedParameter(torch.nn.Parameter):
+class PackedParameter(PackedWeight):
     """Bytes of a packed weight in either layout; `parameter_class` makes a subclass for each format and shape.
 
     Libraries that offload or copy weights replace a parameter p by `type(p)(p.to(device), requires_grad=...)`, and
@@ -312,7 +314,7 @@ def _device_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -
 # ---------------------------------------------------------------- Tensors -> bytes
 
 
-def weight_of(packed: Packed, ndim: int = 2) -> torch.nn.Parameter:
+def weight_of(packed: Packed, ndim: int = 2) -> PackedWeight:
     """The bytes of a Tensor, DeviceTensor or DeviceExperts, over its memory, as a parameter without a gradient."""
     if not isinstance(packed, Packed):
         planes = type(packed).__module__.startswith("qgemm.") and hasattr(packed, "to_device")
@@ -327,7 +329,7 @@ def weight_of(packed: Packed, ndim: int = 2) -> torch.nn.Parameter:
         raise UnsupportedError(f"{packed!r}: {packed.format} has no decoder, so it cannot be multiplied")
     with torch.inference_mode(False):
         data = file_bytes(packed) if isinstance(packed, Tensor) else device_bytes(packed)  # type: ignore[arg-type]
-        weight = torch.nn.Parameter(data, requires_grad=False)
+        weight = PackedWeight(data)
     if not isinstance(packed, Tensor):
         keep(weight, packed, spelled(packed.format))
     return weight

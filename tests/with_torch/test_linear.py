@@ -17,7 +17,7 @@ from torch_layers import DTYPES, LAYOUTS, MATRICES, assert_product, assert_same,
 import qgemm
 from qgemm.cuda.planes import Planes
 from qgemm.formats import GGML_TYPES
-from qgemm.torch import LoRA, QLinear, ops
+from qgemm.torch import LoRA, QEmbedding, QExperts, QLinear, ops
 
 of_torch_itself = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch calls it internally
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -371,3 +371,17 @@ def test_a_weight_that_is_not_its_bytes_is_named():
     empty = QLinear(128, 40, "q4_0", bias=False, device="meta")
     with pytest.raises(qgemm.UnsupportedError, match="on the device meta: load a state dict with assign=True"):
         empty(normal(1, 128))
+
+
+@pytest.mark.parametrize("x", [None, [1.0, 2.0], np.ones((2, 128), np.float32), 3], ids=lambda x: type(x).__name__)
+def test_inputs_that_are_no_tensors(x):
+    """Under autocast and beside LoRA too."""
+    layer, table = QLinear.from_tensor(weights()), QEmbedding.from_tensor(weights())
+    layer.add_lora(normal(2, 128), normal(40, 2))
+    with torch.autocast("cpu"), pytest.raises(TypeError, match=r"QLinear\((.|\n)* takes a tensor, got "):
+        layer(x)
+    with pytest.raises(TypeError, match=r"QEmbedding\(40, 128.* takes a tensor, got "):
+        table(x)
+    experts = QExperts(2, 64, 64, ("q4_0",) * 3)
+    with pytest.raises(TypeError, match=r"QExperts\((.|\n)* takes a tensor, got "):
+        experts(torch.ones(1, 64), torch.zeros(1, 1, dtype=torch.int64), x)
