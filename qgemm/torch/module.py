@@ -173,8 +173,9 @@ class PackedModule(torch.nn.Module):
     def _holds(self, loaded: torch.Tensor) -> bool:
         """Whether bytes can be written into the weight's memory: torch's own on the host, and nothing on "meta"."""
         weight = self.weight
-        owned = weight.device.type == "cpu" and weight.untyped_storage().resizable()
-        return weight.is_meta or (owned and weight.shape == loaded.shape)
+        if weight.device.type != "cpu":
+            return bool(weight.is_meta)
+        return weight.shape == loaded.shape and bool(weight.untyped_storage().resizable())
 
     def _check_loaded(self, loaded: torch.Tensor, prefix: str) -> None:
         expected = file_shape(self.format, self._shape)
