@@ -150,7 +150,10 @@ class PackedModule(torch.nn.Module):
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        """Load bytes into new memory, since a weight may lie in a mapped file or in tiles."""
+        """Load bytes, into new memory unless torch allocated the old one: it may be a mapped file, or tiles.
+
+        Some loaders complete a state dict by the model's own parameters, which then hold what tied layers loaded.
+        """
         loaded, extra = state_dict.get(prefix + "weight"), state_dict.get(prefix + "_extra_state")
         device = self.weight.device
         try:
@@ -161,7 +164,7 @@ class PackedModule(torch.nn.Module):
         except QgemmError as error:
             error_msgs.append(f"{prefix}weight: {error}")
             return
-        if isinstance(loaded, torch.Tensor) and device.type != "meta":
+        if isinstance(loaded, torch.Tensor) and loaded is not self.weight and not self._holds(loaded):
             self.weight.data = torch.empty_like(loaded, device="cpu", memory_format=torch.contiguous_format)
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -170,6 +173,13 @@ class PackedModule(torch.nn.Module):
             self.weight.__class__ = PackedWeight
         if device.type == "cuda" and not local_metadata.get("assign_to_params_buffers", False):
             self._parameters["weight"] = self._moved(self.weight, lambda tensor: tensor.to(device))
+
+    def _holds(self, loaded: torch.Tensor) -> bool:
+        """Whether bytes can be written into the weight's memory: torch's own on the host, and nothing on "meta"."""
+        weight = self.weight
+        if weight.device.type != "cpu":
+            return bool(weight.is_meta)
+        return weight.shape == loaded.shape and bool(weight.untyped_storage().resizable())
 
     def _check_loaded(self, loaded: torch.Tensor, prefix: str) -> None:
         expected = file_shape(self.format, self._shape)

@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 from strategies import TILED, over_formats
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch_layers import MATRICES, assert_same, normal, tiled, torch, weights
 
 import qgemm
@@ -111,6 +112,30 @@ def test_what_is_tied_stays_tied_when_it_is_loaded():
     model.load_state_dict(saved(other.state_dict()))
     assert_same(model["head"](X), want)
     assert model["head"].weight is model["table"].weight
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_tied_weight_that_the_state_dict_lacks(owned, empty):
+    """accelerate and torch.distributed.checkpoint put the model's own parameter in its place."""
+    model, other = both(weights()), both(weights(seed=1))
+    model = copy.deepcopy(model) if owned else model
+    if empty:
+        model.to_empty(device="cpu")
+    state = saved(other.state_dict())
+    del state["head.weight"]
+    set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True, strict=False))
+    assert_same(model["head"](X), other["head"](X))
+    assert model["head"].weight is model["table"].weight
+
+
+def test_memory_of_torch_is_written_in_place():
+    """As load_state_dict of any layer does: other tensors over the same memory see the loaded bytes."""
+    layer = copy.deepcopy(QLinear.from_tensor(weights()))
+    view, other = layer.weight.detach(), QLinear.from_tensor(weights(seed=1))
+    layer.load_state_dict(other.state_dict())
+    assert_same(view, other.weight)
+    assert_same(layer(X), other(X))
 
 
 def test_loading_never_writes_into_the_file(tmp_path):

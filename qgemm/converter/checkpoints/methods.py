@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
+from qgemm.formats import FORMATS
 
 from .fields import BITSANDBYTES, CALIBRATION, COMMON
 from .modules import Modules
@@ -240,7 +241,7 @@ FORMS = {  # form of compressed-tensors -> kind of numbers, and their bits
     "nvfp4-pack-quantized": ("float", (4,)),
     "mxfp4-pack-quantized": ("float", (4,)),
 }
-FP4_GROUPS = {"nvfp4-pack-quantized": Nvfp4().group, "mxfp4-pack-quantized": FourBits().group}
+FP4_GROUPS = {"nvfp4-pack-quantized": Nvfp4().group, "mxfp4-pack-quantized": FORMATS["mxfp4"].weights}
 STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 
