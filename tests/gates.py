@@ -38,7 +38,14 @@ def gated_noise(name, gate, up, dtype):
     step = 2.0**-10 * (1 + np.abs(gate.y))
     slope = (function(name, gate.y + step) - function(name, gate.y - step)) / (2 * step)
     product = Expected(factor * second, 0.0, np.hypot(slope * gate.noise * second, factor * up.noise))
-    return product.rounded(dtype).rounded(dtype).noise + 2 * FLOAT32 * np.abs(product.y)
+    return product.rounded(dtype).rounded(dtype).noise + 2 * FLOAT32 * np.abs(product.y) + 2.0**-26
+
+
+def gated_product(name, gate, up, dtype="float32"):
+    """A gated product of two Expected ones, rounded to dtype."""
+    want = function(name, gate.y) * gated_up(name, up.y)
+    bound = gated_bound(name, gate.y, up.y, gate.bound, up.bound, dtype)
+    return Expected(want, bound, gated_noise(name, gate, up, dtype))
 
 
 def gated_bound(name, gate, up, gate_bound, up_bound, dtype="float32"):

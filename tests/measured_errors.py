@@ -77,7 +77,7 @@ class Expected(NamedTuple):
         total = sum((part.astype(np.float64) for part in addends), self.y)
         size = abs(total) + sum(abs(part.astype(np.float64)) for part in addends)
         noise = np.sqrt(self.noise**2 + (ROUNDING_RMS * U * size) ** 2)
-        return Expected(total, self.bound + 4 * U * size, noise)
+        return Expected(total, self.bound + 2 * len(addends) * U * size, noise)
 
     def rounded(self, dtype: Any) -> Expected:
         """With y rounded to a type; the smallest half is 2^-24."""

@@ -8,7 +8,7 @@ import harness
 import helpers
 import numpy as np
 import pytest
-from gates import FLOAT32, function, gated_bound, gated_up
+from gates import FLOAT32, function, gated_bound, gated_product, gated_up
 from harness.products import run_decode, run_gated
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,16 +121,12 @@ def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
     x = (helpers.normal(m, k, seed=4) / 256).astype(np.float16)  # so that y fits in float16
     wide = x.astype(np.float32)
     biases = (helpers.normal(90, seed=5), None if m == 3 else helpers.normal(90, seed=6).astype(np.float16))
-    products = [
-        helpers.exact(wide, w) + (0 if bias is None else bias) for w, bias in zip((gate, up), biases, strict=True)
-    ]
-    bounds = [
-        helpers.product_bound(wide, w, np.dtype(np.float16)) + FLOAT32 * np.abs(product)
-        for w, product in zip((gate, up), products, strict=True)
+    parts = [
+        helpers.expected_product(wide, w, np.float16, levels_alone=True).plus(np.zeros(90) if bias is None else bias)
+        for w, bias in zip((gate, up), biases, strict=True)
     ]
     y = run_gated(fmt, "decode", "half", x, (gate, up), m, name, out, biases)
-    want = function(name, products[0]) * gated_up(name, products[1])
-    assert (np.abs(y.astype(np.float64) - want) <= gated_bound(name, *products, *bounds, out)).all()
+    gated_product(name, *parts, out).check(y)
 
 
 @on_host
@@ -141,11 +137,9 @@ def test_one_launch_by_clusters(fmt):
     gate, up = (helpers.random_tensor(fmt, 90, 1344, rng) for _ in range(2))
     x = (helpers.normal(5, gate.shape[1], seed=4) / 256).astype(np.float16)
     wide = x.astype(np.float32)
-    products = [helpers.exact(wide, w) for w in (gate, up)]
-    bounds = [helpers.product_bound(wide, w, np.dtype(np.float16)) for w in (gate, up)]
+    parts = [helpers.expected_product(wide, w, np.float16, levels_alone=True) for w in (gate, up)]
     y = run_gated(fmt, "decode", "half", x, (gate, up), 5, "silu", m16_tiles=4, warp_split_k=3, cluster_split_k=2)
-    want = function("silu", products[0]) * products[1]
-    assert (np.abs(y.astype(np.float64) - want) <= gated_bound("silu", *products, *bounds)).all()
+    gated_product("silu", *parts).check(y)
 
 
 @on_host

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ROUNDING, exact, random_tensor
+from helpers import expected_sums, random_tensor
 
 import qgemm
-from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.cuda.layout import tile as tiles
 
 torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
@@ -77,9 +76,7 @@ def laid_out(x: Any, layout: str) -> Any:
 def assert_product(y: Any, x: Any, w: qgemm.Tensor, bias: Any = None) -> None:
     """y is x @ w.T + bias within the bound of float32 sums, rounded once to its dtype."""
     values = x.detach().double().numpy().reshape(-1, w.shape[1])
-    want = exact(values, w) + (0 if bias is None else bias.detach().double().numpy())
-    sums = a16_bound(values, magnitudes(w.format, w.blocks)) + 2.0**-23 * np.abs(want)
-    got = y.detach().double().numpy().reshape(want.shape)
-    name = str(y.dtype).removeprefix("torch.")
+    added = np.zeros(w.shape[0]) if bias is None else bias.detach().double().numpy()
+    expected = expected_sums(values, w).plus(added).rounded(str(y.dtype).removeprefix("torch."))
     assert tuple(y.shape) == (*x.shape[:-1], w.shape[0])
-    assert (np.abs(got - want) <= sums + ROUNDING[name] * (np.abs(want) + sums) + 2.0**-25).all()
+    expected.check(y.detach().double().numpy().reshape(expected.y.shape))

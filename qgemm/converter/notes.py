@@ -8,7 +8,7 @@ from qgemm.codec.search import searched
 from qgemm.files.paths import shown
 from qgemm.text import names_in_short
 
-from .rules import OUTPUT, TOKEN_EMBEDDING, LAYER_EMBEDDING, Options, Step
+from .rules import LAYER_EMBEDDING, OUTPUT, TOKEN_EMBEDDING, Options, Step
 from .weight import Source
 
 
@@ -36,7 +36,8 @@ def _overrides_without_effect(options: Options, steps: Sequence[Step]) -> Iterat
     tokens, output = options.ends
     if tokens is not None and (TOKEN_EMBEDDING, tokens.name) not in chosen:
         yield "--token-embedding-type changes no tensor: an option or a rule keeps the token embedding"
-    if output is not None and not any((end, output.name) in chosen for end in (OUTPUT, TOKEN_EMBEDDING, LAYER_EMBEDDING)):
+    ends = OUTPUT, TOKEN_EMBEDDING, LAYER_EMBEDDING
+    if output is not None and not any((end, output.name) in chosen for end in ends):
         yield "--output-tensor-type changes no tensor: another option has chosen the type of the output matrix"
 
 

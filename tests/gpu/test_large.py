@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import cupy, exact, product_bound, random_tensor
+from helpers import cupy, expected_product, random_tensor
+from measured_errors import Expected, of_integer_dots
 
 import qgemm
 from qgemm.cli.weights import repeated_rows
-from qgemm.codec.error_bound import a8_exact
 from qgemm.cuda.kernels import routes
 
 pytestmark = pytest.mark.xdist_group("large")  # with --dist loadgroup one worker has them: the memory of one at a time
@@ -46,21 +46,16 @@ def test_every_output_of_a_large_product(kernel, m, n, k, monkeypatch):
     base, w = weights(n, k, rng)
     x = rng.standard_normal((min(m, PERIOD), k)).astype(np.float16)
     if kernel.endswith("a8"):
-        want, bound = a8_exact(qgemm.quantize_activations(x).blocks, base.format, base.blocks)
+        expected = of_integer_dots(qgemm.quantize_activations(x).blocks, base)
     else:
-        wide = x.astype(np.float64)
-        want = exact(wide, base)
-        bound = product_bound(wide, base, x.dtype)
-    bound = 2 * bound + 2.0**-11 * np.abs(want) + 2.0**-25  # y is rounded to half
-    low, high = (cp.tile(cp.asarray(edge), AT_ONCE // PERIOD) for edge in (want - bound, want + bound))
+        expected = expected_product(x, base, x.dtype)
+        expected = expected._replace(bound=2 * expected.bound)
+    tiled = Expected(*(cp.tile(cp.asarray(part), AT_ONCE // PERIOD) for part in expected.rounded(np.float16)))
 
     y = cp.full((m, n), np.nan, np.float16)
     many = cp.take(cp.asarray(x), cp.arange(m) % PERIOD, axis=0)
     qgemm.matmul(many, w, "a8" if kernel.endswith("a8") else "a16", out=y)
-    wrong = cp.zeros((), np.int64)
     for i in range(0, m, PERIOD):
         for j in range(0, n, AT_ONCE):
             part = y[i : i + PERIOD, j : j + AT_ONCE]
-            within = tuple(slice(size) for size in part.shape)
-            wrong += cp.count_nonzero(~((part >= low[within]) & (part <= high[within])))
-    assert int(wrong) == 0
+            tiled.only(tuple(slice(size) for size in part.shape)).check(part)
