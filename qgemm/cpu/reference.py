@@ -9,6 +9,7 @@ cores).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ from numpy.typing import NDArray
 
 from qgemm.codec import q8_1_f32
 from qgemm.codec.format import Blocks, Levels
-from qgemm.codec.group_activations import E4M3, GROUP_COLUMNS
+from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.codec.packing import Floats
 from qgemm.codec.q8_1_f32 import UNIT
 from qgemm.errors import UnsupportedError
 from qgemm.parallel import for_slices, workers
 from qgemm.tensor import Tensor
 
-from . import e4m3, eight_bits, native
+from . import eight_bits, native
 from .native.products import Product
 
 Engine = Callable[[NDArray[Any], Tensor, NDArray[Any]], None]  # x, w, y
@@ -43,8 +44,8 @@ def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> N
 
     x: [M, K] of any float dtype, or blocks of activations [M, K / 32]; values are quantized once for all products.
     """
-    engines: dict[str, Engine] = {"a16": multiply_a16, "a8": multiply_a8, E4M3: e4m3.multiply}
-    engine: Engine = engines.get(activation, eight_bits.multiply)
+    engines: dict[str, Engine] = {"a16": multiply_a16, "a8": multiply_a8}
+    engine = engines.get(activation) or partial(eight_bits.multiply, activation=activation)
     if activation != "a16" and len(x) and not x.dtype.names:
         x = prepared(x, activation).blocks
     for p in products:
