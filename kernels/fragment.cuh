@@ -83,8 +83,8 @@ __device__ inline u32 bf16_numbers(u32 codes, int zero) {
 
 // Codes of a format as bf16 without conversion: (level + BIAS) * 2^-EXPONENT, in row g + 8 times 2^SHIFT.
 //
-// Whole numbers below 256 are the bits of bf16 numbers times 2^133, which tensor cores multiply exactly: masked codes are
-// such numbers. A format with other codes defines codes_bf16 and its constants, or it has levels alone: EXPONENT 0.
+// Whole numbers below 256 are the bits of bf16 numbers times 2^133, which tensor cores multiply exactly: masked codes
+// are such numbers. A format with other codes defines codes_bf16 and its constants, or has levels alone: EXPONENT 0.
 constexpr int BF16_INTEGERS = 133;
 template <class Format, class = void>
 struct Bf16Codes {

@@ -147,8 +147,8 @@ struct StageBarriers<STAGES, LANE_COPIES, true> {
         if (LANE_COPIES) cp_async_mbarrier_arrive(barriers + 8 * stage);
     }
     __device__ void wait(int stage, int phase) const { mbarrier_wait_parity(barriers + 8 * stage, phase & 1); }
-    // Ends all barriers after `count` waits, so that others may be built in their place: every stage was closed once more
-    // than it was waited for, and asynchronous arrivals may still be on their way.
+    // Ends all barriers after `count` waits, so that others may be built in their place: every stage was closed once
+    // more than it was waited for, and asynchronous arrivals may still be on their way.
     __device__ void end(int count) const {
         __syncwarp();
         for (int stage = 0; stage < STAGES; ++stage) {

@@ -2,8 +2,8 @@
 //
 // Both operands are bytes in the layout that wgmma reads. They come through two pipelines: stages of W with the ROWS
 // rows of a CTA, by bulk copies, and stages of x with ACC_TOKENS tokens, by TMA. A stage has the EIGHT_BIT_COLUMNS that
-// share a scale of W and one of x. The two CTAs of a cluster have different rows of W and the same tokens: each loads half of every
-// stage of x and multicasts it to both.
+// share a scale of W and one of x. The two CTAs of a cluster have different rows of W and the same tokens: each loads
+// half of every stage of x and multicasts it to both.
 //
 // Config:
 //   E4M3                e4m3 floats instead of int8
