@@ -1,6 +1,6 @@
 """Faults while outputs of several files are written: kills and errors of the disk at every call of the system.
 
-    python tools/faults.py                        all calls, and 200 kills at random times for each writer
+    python tools/faults.py                        all calls, 200 kills at random times, 50 beside other writers
     python tools/faults.py --writer split --random 50
 
 Each writer converts over an old output, or where none is. After a fault the output is the old one, the new one, or
@@ -255,10 +255,21 @@ class Bench:
         os.waitpid(child, 0)
         return self._judged(-signal.SIGKILL, KILL_BEFORE)
 
+    def killed_beside_others(self, seconds: float) -> tuple[str, str]:
+        """Kill one of three conversions to the same output; the others must succeed."""
+        self.reset()
+        children = [forked(lambda: self.writer.new(self.place)) for _ in range(3)]
+        time.sleep(seconds)
+        os.kill(children[0], signal.SIGKILL)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        return self._judged(max(codes[1:]), KILL_BEFORE)
+
     def _judged(self, code: int, kind: str) -> tuple[str, str]:
         verdict, wrong = self.verdict(), ""
         if code == 1:
             wrong = "another exception than a QgemmError"
+        elif code == FAILED and kind == KILL_BEFORE:
+            wrong = "a conversion failed beside one that was killed"
         elif verdict == MIXED:
             wrong = f"mixed: {sorted(state(self.place))}"
         elif kind == ERROR and left_over(self.place):
@@ -287,6 +298,9 @@ def campaign(bench: Bench, stride: int, random: int, seed: int = 0) -> Iterator[
     for _ in range(random):
         seconds = draw.uniform(0, 1.2 * bench.seconds)
         yield f"killed after {seconds:.4f} s", *bench.killed_after(seconds)
+    for _ in range(random // 4):
+        seconds = draw.uniform(0, 2 * bench.seconds)
+        yield f"killed beside two others after {seconds:.4f} s", *bench.killed_beside_others(seconds)
 
 
 def main() -> int:
