@@ -16,6 +16,7 @@ from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.packed import Packed
 
 from .ops import dense
+from .parameter import NO_GRADIENT, TRAINED, PackedWeight
 from .storage import (
     device_bytes,
     file_bytes,
@@ -78,11 +79,16 @@ class PackedModule(torch.nn.Module):
         n, k = self._shape
         return dense(self.weight, self._format, (n, k), dtype)
 
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter; that of the weight gets the class PackedWeight, whoever assigned it."""
+        if name == "weight" and type(param) is torch.nn.Parameter:
+            param.__class__ = PackedWeight
+        super().register_parameter(name, param)
+
     def requires_grad_(self, requires_grad: bool = True) -> PackedModule:
         """Raise UnsupportedError for a gradient of the packed weight, which takes none."""
         if requires_grad:
-            trained = "train its bias (.bias.requires_grad_()) or matrices beside it (.add_lora)"
-            raise UnsupportedError(f"{self!r}: the packed weight takes no gradient; {trained}")
+            raise UnsupportedError(f"{self!r}: {NO_GRADIENT}; {TRAINED}")
         return super().requires_grad_(False)  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- moved
@@ -139,6 +145,8 @@ class PackedModule(torch.nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:
+            destination[prefix + "weight"] = torch.Tensor.detach(self.weight)  # no class that a reader must know
         if self.weight.dim() == 1:
             destination[prefix + "weight"] = file_bytes(
                 host_tensor(self.weight, self._format, self._shape, self.tensor_name)

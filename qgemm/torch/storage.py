@@ -44,6 +44,8 @@ from qgemm.packed import Packed
 from qgemm.placement import described
 from qgemm.tensor import Tensor
 
+from .parameter import PackedWeight
+
 POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples
 
 _lock = new_lock()
@@ -115,7 +117,7 @@ def keep(weight: torch.Tensor, packed: Packed, spelling: str) -> None:
     number = id(weight)
     reference = ref(weight, lambda _: _derived.pop(number, None))
     _derived[number] = Derived(packed, reference, _key(weight, spelling))
-    if weight.dim() == 1 and type(weight) is torch.nn.Parameter:
+    if weight.dim() == 1 and type(weight) in (torch.nn.Parameter, PackedWeight):
         weight.__class__ = parameter_class(PackedParameter, spelling, packed.shape)
 
 
@@ -187,7 +189,7 @@ def check_bytes(weight: torch.Tensor, fmt: Format, shape: Shape, name: str = "")
 # ---------------------------------------------------------------- parameters that know their format
 
 
-class PackedParameter(torch.nn.Parameter):
+class PackedParameter(PackedWeight):
     """Bytes of a packed weight in either layout; `parameter_class` makes a subclass for each format and shape.
 
     Libraries that offload or copy weights replace a parameter p by `type(p)(p.to(device), requires_grad=...)`, and

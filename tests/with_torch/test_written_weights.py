@@ -126,3 +126,48 @@ def test_a_copy_is_written_alone(tmp_path):
     assert_same(model(x), want)
     other.load_state_dict(model.state_dict())
     assert_same(other(x), want)
+
+
+# ---------------------------------------------------------------- averages, and gradients that there are not
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.995, 0.9999])
+@pytest.mark.parametrize("kind", ["equal", "exponential", "exponential, one by one"])
+def test_averages_of_a_model_that_trains(tmp_path, kind, decay):
+    """torch averages bytes in floats. Packed weights stay as they are, and those that train are averaged."""
+    averages = torch.optim.swa_utils
+    options = {
+        "equal": {},
+        "exponential": {"multi_avg_fn": averages.get_ema_multi_avg_fn(decay)},
+        "exponential, one by one": {"avg_fn": averages.get_ema_avg_fn(decay)},
+    }[kind]
+    write_model(tmp_path / "model.gguf")
+    model, x = trained_model(tmp_path / "model.gguf"), torch.arange(4)
+    average, first = averages.AveragedModel(model, **options), model(x)
+    average.update_parameters(model)
+    losses(model, x, steps=1)
+    for _ in range(20):
+        average.update_parameters(model)
+    for (name, own), other in zip(model.named_parameters(), average.module.parameters(), strict=True):
+        if own.dtype == torch.uint8:
+            assert torch.equal(own, other), name
+    assert not torch.equal(average(x), first)
+    distance = [(y - first).norm() for y in (average(x), model(x))]
+    assert distance[0] < distance[1]
+
+
+def test_a_gradient_of_a_packed_weight_is_refused():
+    """A layer refuses it, as does a model of such layers, and names the parameters that can train."""
+    layer = QLinear.from_tensor(weights(), torch.nn.Parameter(normal(40)))
+    empty = QLinear(128, 40, "q4_0", device="meta")
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    for part in (layer, copy.deepcopy(layer), empty, QEmbedding(8, 64, "q8_0"), copy.copy(layer).to("meta")):
+        for module in (part, torch.nn.Sequential(part)):
+            with pytest.raises(qgemm.UnsupportedError, match=r"takes no gradient.* train biases and dense layers"):
+                module.requires_grad_(True)
+            module.requires_grad_(False)
+
+
+def test_a_state_dict_has_plain_tensors():
+    state = QLinear.from_tensor(weights()).state_dict()
+    assert {type(value) for value in state.values()} == {torch.Tensor}
