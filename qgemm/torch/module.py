@@ -79,6 +79,12 @@ class PackedModule(torch.nn.Module):
         n, k = self._shape
         return dense(self.weight, self._format, (n, k), dtype)
 
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Register a parameter; that of the weight gets the class PackedWeight, whoever assigned it."""
+        if name == "weight" and type(param) is torch.nn.Parameter:
+            param.__class__ = PackedWeight
+        super().register_parameter(name, param)
+
     def requires_grad_(self, requires_grad: bool = True) -> PackedModule:
         """Raise UnsupportedError for a gradient of the packed weight, which takes none."""
         if requires_grad:

@@ -157,12 +157,12 @@ def test_averages_of_a_model_that_trains(tmp_path, kind, decay):
 
 
 def test_a_gradient_of_a_packed_weight_is_refused():
-    """By its layer, and by any model that it is in; what can train is named."""
+    """A layer refuses it, as does a model of such layers, and names the parameters that can train."""
     layer = QLinear.from_tensor(weights(), torch.nn.Parameter(normal(40)))
     empty = QLinear(128, 40, "q4_0", device="meta")
     empty.load_state_dict(layer.state_dict(), assign=True)
-    for one in (layer, copy.deepcopy(layer), empty, QEmbedding(8, 64, "q8_0"), copy.copy(layer).to("meta")):
-        for module in (one, torch.nn.Sequential(one)):
+    for part in (layer, copy.deepcopy(layer), empty, QEmbedding(8, 64, "q8_0"), copy.copy(layer).to("meta")):
+        for module in (part, torch.nn.Sequential(part)):
             with pytest.raises(qgemm.UnsupportedError, match=r"takes no gradient.* train biases and dense layers"):
                 module.requires_grad_(True)
             module.requires_grad_(False)
