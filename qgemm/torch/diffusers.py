@@ -9,11 +9,15 @@
 diffusers keeps the blocks of a file in its GGUFLinear, and decodes a whole weight at every call. `patch` replaces each
 by a QLinear once a model is loaded. The replacement still is a GGUFLinear with a GGUFParameter, for code that checks
 these classes: LoRA through peft, which adds its product to that of the layer; `model.dequantize()`.
+
+`save_pretrained` writes packed weights to safetensors, and their formats to config.json. `from_pretrained` reads them
+by the quantization method "qgemm", which this module adds to diffusers' table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -23,13 +27,19 @@ from gguf import GGMLQuantizationType
 from qgemm.errors import UnsupportedError
 from qgemm.formats import GGML_TYPES
 
+from .hosts import METHOD
 from .linear import QLinear
+from .module import STATE
 from .patching import Patched, needs
-from .storage import PackedParameter, file_bytes, format_of, host_tensor, packed_of, parameter_class
+from .storage import PackedParameter, file_bytes, file_shape, format_of, host_tensor, packed_of, parameter_class
 
 try:
+    from diffusers.configuration_utils import FrozenDict
+    from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+    from diffusers.quantizers.base import DiffusersQuantizer
     from diffusers.quantizers.gguf import utils
     from diffusers.quantizers.gguf.gguf_quantizer import GGUFQuantizer
+    from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 except ImportError as error:
     raise needs("qgemm.torch.diffusers", "diffusers", "0.38", error) from error
 
@@ -44,8 +54,8 @@ def patch() -> Patched:
     def loaded(self: Any, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         model = original(self, model, **kwargs)
         _replace(model)
-        model.is_quantized = False  # diffusers refuses casts of quantized models, packed layers accept them
-        return model
+        self.__class__ = PackedGGUFQuantizer
+        return _settle(model)
 
     patched = Patched()
     patched.replace(GGUFQuantizer, "_process_model_after_weight_loading", loaded)
@@ -58,9 +68,19 @@ def _replace(model: torch.nn.Module) -> None:
         for name, child in parent.named_children():
             if type(child) is utils.GGUFLinear and isinstance(child.weight, utils.GGUFParameter):
                 setattr(parent, name, PackedLinear.from_gguf_linear(child))
+
+
+def _settle(model: Any) -> Any:
+    """Finish a loaded model: it can be cast, fused and saved."""
+    model.is_quantized = False  # diffusers refuses casts of quantized models, packed layers accept them
+    layers = model.named_modules()
+    formats = {name: layer._format for name, layer in layers if isinstance(layer, PackedLinear)}
+    model.register_to_config(quantization_config=PackedConfig(formats))
+    for parent in model.modules():
         for method in (fuse_projections, fuse_lora):
             if hasattr(type(parent), method.__name__):
                 setattr(parent, method.__name__, partial(method, parent))
+    return model
 
 
 FUSED = {
@@ -149,11 +169,84 @@ class PackedLinear(QLinear, utils.GGUFLinear):
         new.compute_dtype, new.source_cls = layer.compute_dtype, layer.source_cls
         return new.train(layer.training)  # type: ignore[no-any-return]
 
+    @classmethod
+    def empty(cls, old: torch.nn.Linear, spelling: str) -> PackedLinear:
+        """The layer on the device meta that replaces a dense one."""
+        new, fmt, shape = cls.__new__(cls), format_of(spelling), (old.out_features, old.in_features)
+        torch.nn.Module.__init__(new)
+        new._describe(fmt, shape)
+        new.weight = _parameter(torch.empty(file_shape(fmt, shape), dtype=torch.uint8, device="meta"), spelling, shape)
+        new.tensor_name, new.compute_dtype, new.source_cls = "", old.weight.dtype, type(old)
+        new._complete(old.bias, "a16")
+        return new
+
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """Register a parameter; a weight that another function made, as `load_state_dict` does, gets the class."""
         if name == "weight" and param is not None and not isinstance(param, GGUFParameter):
             param = _parameter(param.data, self._format, self._shape)
         super().register_parameter(name, param)
+
+
+# ---------------------------------------------------------------- saved and loaded
+
+
+class Method(str, Enum):
+    """diffusers' type of names of quantization methods."""
+
+    QGEMM = METHOD
+
+
+class PackedConfig(QuantizationConfigMixin):
+    """quantization_config of a saved model. formats: of the packed weights, by the names of their layers."""
+
+    def __init__(self, formats: Mapping[str, str] | None = None, **_: Any) -> None:
+        self.quant_method, self.formats = Method.QGEMM, dict(formats or {})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """`to_dict`, for the repr."""
+        return self.to_dict()  # type: ignore[no-any-return]
+
+
+class Packed(DiffusersQuantizer):
+    """The part of a quantizer that describes loaded models with packed layers."""
+
+    is_serializable = is_trainable = is_compileable = True
+
+    def get_state_dict_and_metadata(
+        self, state_dict: dict[str, Any], safe_serialization: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The tensors to save: formats are in the config."""
+        return {name: value for name, value in state_dict.items() if not name.endswith(STATE)}, {}
+
+    def _dequantize(self, model: Any) -> Any:
+        model._internal_dict = FrozenDict({k: v for k, v in model.config.items() if k != "quantization_config"})
+        return utils._dequantize_gguf_and_restore_linear(model, [])
+
+
+class PackedGGUFQuantizer(Packed, GGUFQuantizer):
+    """The quantizer of a model that was loaded from a .gguf file."""
+
+
+class PackedQuantizer(Packed):
+    """Loads a folder of packed weights."""
+
+    def _process_model_before_weight_loading(self, model: torch.nn.Module, **_: Any) -> None:
+        """Put empty packed layers into the model, which is on the device meta."""
+        for name, spelling in self.quantization_config.formats.items():
+            model.set_submodule(name, PackedLinear.empty(model.get_submodule(name), spelling))
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **_: Any) -> torch.nn.Module:
+        return _settle(model)
+
+    def update_missing_keys(self, model: torch.nn.Module, missing_keys: list[str], prefix: str) -> list[str]:
+        """Names that a folder lacks by mistake."""
+        return [name for name in missing_keys if not name.endswith(STATE)]
+
+
+AUTO_QUANTIZER_MAPPING[METHOD], AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = PackedQuantizer, PackedConfig
+
+
+# ---------------------------------------------------------------- the layer and its parameter
 
 
 class GGUFParameter(PackedParameter, utils.GGUFParameter):

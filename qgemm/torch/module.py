@@ -31,6 +31,8 @@ from .storage import (
     weight_of,
 )
 
+STATE = "._extra_state"  # the end of the name of a layer's description in a state dict
+
 
 class PackedModule(torch.nn.Module):
     """Base of the layers: `weight`, a parameter of bytes that takes no gradient, and its format and shape.

@@ -19,7 +19,7 @@ from .empty_layers import empty_layer
 from .experts import QExperts
 from .hosts import METHOD, allow_resizing
 from .model_experts import PARTS, experts_activation
-from .module import description
+from .module import STATE, description
 from .patching import needs
 from .storage import Shape, format_of
 from .views import BUFFERS
@@ -32,8 +32,6 @@ try:
     from transformers.utils.quantization_config import QuantizationConfigMixin
 except ImportError as error:
     raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
-
-STATE = "._extra_state"
 
 
 @register_quantization_config(METHOD)

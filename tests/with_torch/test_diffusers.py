@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 
 import pytest
@@ -231,3 +232,32 @@ def test_half(folder):
     assert output(model, torch.float16).isfinite().all()
     assert model.proj_out.bias.dtype is torch.float16
     assert output(model.float()).isfinite().all()
+
+
+@pytest.mark.parametrize("size", ["10GB", "100KB"])
+def test_a_saved_model_is_loaded(folder, size, tmp_path):
+    """In one file and in shards, twice in a row, with the packed bytes."""
+    model = load(folder)
+    expected, names = output(model), list(model.state_dict())
+    for number in "ab":
+        model.save_pretrained(tmp_path / number, max_shard_size=size)
+        model, info = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path / number, output_loading_info=True)
+        assert not any(info.values())
+        assert kinds(model) == {adapter.PackedLinear}
+        assert_same(output(model), expected)
+        assert list(model.state_dict()) == names
+    config = json.loads((tmp_path / "b" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "qgemm"
+    assert config["formats"]["proj_out"] == "bf16"
+    assert output(model.half(), torch.float16).isfinite().all()
+    model.float().fuse_qkv_projections()
+    assert isinstance(model.transformer_blocks[0].attn.to_qkv, adapter.JoinedLinear)
+
+
+def test_a_dequantized_model_is_saved_dense(folder, tmp_path):
+    model = load(folder)
+    model.dequantize()
+    model.save_pretrained(tmp_path)
+    loaded = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path)
+    assert kinds(loaded) == set()
+    assert_same(output(loaded), output(model))
