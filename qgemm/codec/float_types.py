@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,13 @@ class TorchDType(Protocol):
 
 DType = DTypeLike | TorchDType  # a dtype as callers give it: NumPy's, torch's, or a name
 FLOATS = ("float16", "float32", "float64", "bfloat16")
+
+
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """NumPy's name of a dtype, which NumPy composes anew in 3 us at each access."""
+    name: str = dtype.name
+    return name
 
 
 def floats(x: Any) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from qgemm import arguments
 from qgemm.arguments import Array, Epilogue, Request, output_dtype, several_products
 from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
 from qgemm.codec import group_activations, q8_1_f32
-from qgemm.codec.float_types import DType
+from qgemm.codec.float_types import DType, dtype_name
 from qgemm.codec.format import FLOATS, float_name, floats
 from qgemm.codec.group_activations import E4M3
 from qgemm.errors import UnsupportedError
@@ -84,7 +84,7 @@ def multiply(x: Array, request: Request, activation: str | None, dtype: DType | 
 def _read(x: Array, weights: Sequence[Any], activation: str | None) -> tuple[NDArray[Any] | Tensor, str]:
     """x as an array of NumPy, or as it was quantized before, and the kind of activations."""
     values: Any = x
-    plain = type(x) is np.ndarray and x.ndim > 0 and x.dtype.name in FLOATS  # else another file must look into it
+    plain = type(x) is np.ndarray and x.ndim > 0 and dtype_name(x.dtype) in FLOATS  # else another file looks into it
     kind = arguments.check_activation(activation, None if plain else prepared_for(x))
     elsewhere = not plain and is_on_device(x)
     for w in weights:
@@ -107,7 +107,9 @@ def _check(x: NDArray[Any] | Tensor, w: Tensor, activation: str) -> None:
 
 def _output(x: Array, dtype: DType | None) -> tuple[np.dtype[Any], bool]:
     """The dtype of a new y, and whether y is float32 that x's library rounds to bfloat16."""
-    name = float_name(np.float32 if dtype is None else dtype)
+    if dtype is None:
+        return np.dtype(np.float32), False
+    name = float_name(dtype)
     rounds = type(x) is not np.ndarray and rounds_itself(x, name)
     return output_dtype(np.float32 if rounds else name), rounds
 

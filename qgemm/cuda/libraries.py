@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from math import prod
 from operator import attrgetter
 from types import ModuleType
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec.format import float_dtype
+from qgemm.codec.float_types import dtype_name, float_dtype
 
 Array = Any
 
@@ -103,17 +103,10 @@ def _cupy(cupy: ModuleType) -> Library:
         cast=lambda x, name: x.astype(name),
         host=lambda x: x.get(),
         dtype=lambda name: float_dtype(name) if name == "bfloat16" else np.dtype(name),
-        name=_name_of,  # NumPy composes a name anew in 3 us
+        name=dtype_name,
         new=lambda shape, dtype, device: partial(cupy.ndarray, shape, dtype),
         like=partial(_like, _like_one_of_cupy),
     )
-
-
-@cache
-def _name_of(dtype: np.dtype[Any]) -> str:
-    """NumPy's name of a dtype."""
-    name: str = dtype.name
-    return name
 
 
 def _torch(torch: ModuleType) -> Library:

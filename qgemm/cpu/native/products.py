@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec import group_activations, q8_1_f32
+from qgemm.codec.float_types import dtype_name
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
@@ -201,17 +202,17 @@ def _multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> 
         target = targets[i]  # the copy in the array of C
         target.w, target.w_row, target.x_row = blocks.ctypes.data, blocks.strides[0], x.strides[0]
         if p.y is not None:
-            target.y, target.y_row, target.y_type = p.y.ctypes.data, p.y.strides[0], TYPES[p.y.dtype.name]
+            target.y, target.y_row, target.y_type = p.y.ctypes.data, p.y.strides[0], TYPES[dtype_name(p.y.dtype)]
         if p.bias is not None:
             target.bias = p.bias.ctypes.data
         if p.residual is not None:
             target.residual, target.residual_row = p.residual.ctypes.data, p.residual.strides[0]
-            target.residual_type = TYPES[p.residual.dtype.name]
+            target.residual_type = TYPES[dtype_name(p.residual.dtype)]
         target.gate = p.gate
         if activation != "a16" and x.dtype.names:  # blocks
             target.quantize = None
         else:
-            target.x_type = TYPES[x.dtype.name]
+            target.x_type = TYPES[dtype_name(x.dtype)]
         target.packed_by = packers.setdefault((target.pack, target.digits), i)
         if target.packed_by == i:
             nbytes += scratch_bytes(target, len(x))
@@ -287,7 +288,7 @@ def decode(fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values:
     table = _table(fmt)
     job = Decoding(
         w=blocks.ctypes.data, w_row=blocks.strides[0], index=None if index is None else index.ctypes.data,
-        to=values.ctypes.data, to_row=values.strides[0], k=values.shape[1], type=TYPES[values.dtype.name],
+        to=values.ctypes.data, to_row=values.strides[0], k=values.shape[1], type=TYPES[dtype_name(values.dtype)],
         table=None if table is None else table.ctypes.data,
     )  # fmt: skip
     run(engine.qgemm_decode, job, len(values), 1)

@@ -22,7 +22,7 @@ from . import grouped
 from .arrays import NOTHING, SIZES, Array, Call, X
 from .plan import Product, Source, enter, gated_pair, prepared, problem, scratch
 from .products import contiguous, finish, overlap, read, recording, target, temporary, view
-from .replay import call_key, remember, replayed
+from .replay import remember, replayed
 
 
 def matmul(
@@ -32,7 +32,8 @@ def matmul(
     """y [T, top_k, N] = x @ w[ids].T + bias[ids], by the launches of a call before or by the slow path."""
     if check_ids or activation not in (None, "a16"):
         _check_product(x, w, ids, activation, check_ids)
-    key = call_key(x, None, None if out is None else (out,), dtype, (), (ids,) if bias is None else (ids, bias))
+    arrays = (x, ids) if out is None else (x, out, ids)
+    key = ("", dtype, out is None, bias is None), arrays if bias is None else (*arrays, bias)
     y = replayed(w.plans, *key) if type(w) is DeviceExperts else None
     if y is not None:
         return y
@@ -60,17 +61,20 @@ def feed_forward(
     check_ids: bool,
 ) -> Any:  # fmt: skip
     """y [T, K] of a layer, by the launches of a call before or by the slow path."""
-    if type(gate_up) not in (tuple, list):
-        gate_up = (gate_up,) if isinstance(gate_up, Packed) else tuple(gate_up)  # type: ignore[arg-type]
+    pair: Any = gate_up
+    if type(pair) not in (tuple, list):
+        pair = (pair,) if isinstance(pair, Packed) else tuple(pair)
     if check_ids:
-        check_layer(x, gate_up, down, ids, activation, biases, check_ids)
-    serials = tuple([getattr(w, "serial", None) for w in gate_up])  # type: ignore[union-attr]
-    added = (ids, weights) if biases is None else (ids, weights, *biases)
-    key = call_key(x, activation, None if out is None else (out,), dtype, serials, added)
+        check_layer(x, pair, down, ids, activation, biases, check_ids)
+    arrays = (x, ids, weights) if out is None else (x, out, ids, weights)
+    absent: Sequence[bool] = ()
+    if biases is not None:
+        arrays, absent = (*arrays, *[bias for bias in biases if bias is not None]), [bias is None for bias in biases]
+    key = (activation, dtype, out is None, *[getattr(w, "serial", None) for w in pair], *absent), arrays
     y = replayed(down.plans, *key) if type(down) is DeviceExperts else None
     if y is not None:
         return y
-    layer = check_layer(x, gate_up, down, ids, activation, biases, False)
+    layer = check_layer(x, pair, down, ids, activation, biases, False)
     check_routing(x, layer.gate_up[0], ids, shared=True)
     check_weights_of(weights, ids)
     every = *layer.gate_up, down
