@@ -8,7 +8,7 @@ import harness
 import helpers
 import numpy as np
 import pytest
-from gates import function, gated_bound, gated_product, gated_up
+from gates import FLOAT32, function, gated_bound, gated_product, gated_up
 from harness.products import run_decode, run_gated
 from hypothesis import given
 from hypothesis import strategies as st
