@@ -1,4 +1,4 @@
-"""What a CuPy array refuses and what it allows, for CuPy on a GPU and for its stand-in (tests/cupy_like.py) alike."""
+"""Uses of a CuPy array that raise, and uses that work: for CuPy on a GPU and for its stand-in (tests/cupy_like.py)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Measured(NamedTuple):
 
 
 def expected(kernel: str, activation: str, x: np.ndarray, w: qgemm.Tensor, on_device: Any) -> Expected:
-    """What a kernel's product of x [M, K] and W should be."""
+    """The product of x [M, K] and W by a correct kernel."""
     if activation == "a16":
         return helpers.expected_decode(x, w) if kernel in DECODE else helpers.expected_product(x, w, x.dtype)
     blocks = qgemm.quantize_activations(x, activation).blocks

@@ -171,7 +171,7 @@ def expected_sums(x: np.ndarray, w: qgemm.Tensor) -> Expected:
 @np.errstate(invalid="ignore")  # x may be NaN or infinite
 def expected_product(x: np.ndarray, w: qgemm.Tensor, dtype: Any, levels_alone: bool = False) -> Expected:
     """The product by a GPU kernel that multiplies weights of this type, or by one that rounds no more than those."""
-    x, dtype = x.astype(np.float64), np.dtype(dtype)
+    x, dtype = x.astype(np.float64), float_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     bound = product_bound(x, w, dtype)
     if not w.format.plain:
         bound = bound + level_loss(x, w, dtype.name)

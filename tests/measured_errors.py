@@ -30,7 +30,7 @@ SIGNIFICAND = {"float16": 11, "bfloat16": 8, "float32": 24}  # bits
 # RMS error of rounding to p bits, in units of 2^-p: half a unit of the last place times sqrt(1 / 3), and
 # sqrt(3 / (8 ln 2)) for significands in [1, 2) whose logarithms are spread evenly.
 ROUNDING_RMS = (1 / 3) ** 0.5 * (3 / 8 / np.log(2)) ** 0.5
-TENSOR_CORE_TERMS = 16  # products that a tensor core adds to a sum in one step, which it cuts instead of rounding
+TENSOR_CORE_TERMS = 16  # products that a tensor core adds in one step; it truncates the sum after each step
 
 
 class Expected(NamedTuple):
@@ -81,7 +81,7 @@ class Expected(NamedTuple):
 
     def rounded(self, dtype: Any) -> Expected:
         """With y rounded to a type; the smallest half is 2^-24."""
-        name = np.dtype(dtype).name
+        name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
         unit = 0.0 if name == "float32" else 2.0 ** -SIGNIFICAND[name]
         least = 2.0**-25 if name == "float16" else 0.0
         noise = np.sqrt(self.noise**2 + (ROUNDING_RMS * unit * self.y) ** 2 + least**2)
@@ -177,10 +177,11 @@ def sum_loss(terms: int, tensor_cores: bool = True) -> float:
     """The RMS error of a float32 sum of `terms` products, relative to the root of the sum of their squares.
 
     Partial sums grow with the root of the number of their terms, and each addition rounds: this is the error of one sum
-    in order, which several partial sums only lessen. A tensor core cuts its sum, always toward zero, once in
-    TENSOR_CORE_TERMS products.
+    in order, which several partial sums only lessen. A tensor core truncates toward zero once a step: its sum, which
+    gives an error of one sign, and the products of the step, with one bit more than the sum has.
     """
-    return U * (ROUNDING_RMS * (3 + terms / 2) ** 0.5 + tensor_cores * terms / TENSOR_CORE_TERMS)
+    steps = tensor_cores * terms / TENSOR_CORE_TERMS
+    return U * (ROUNDING_RMS * (3 + terms / 2) ** 0.5 + steps + 2 * steps**0.5)
 
 
 def noise_of(x: Any, size: Any, loss: Any, tensor_cores: bool = True) -> Any:

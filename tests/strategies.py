@@ -146,8 +146,8 @@ def weights(draw: st.DrawFn, fmt: Format, most_n: int = 150, most_blocks: int = 
     """
     rng = draw(seeds())
     n = draw(st.integers(1, most_n))
-    most = max(3, 32 * most_blocks // fmt.weights)
-    blocks = draw(st.integers(1, most) | st.integers(LONG_K[0] // fmt.weights + 1, LONG_K[1] // fmt.weights))
+    short = max(3, 32 * most_blocks // fmt.weights)
+    blocks = draw(st.integers(1, short) | st.integers(LONG_K[0] // fmt.weights + 1, LONG_K[1] // fmt.weights))
     tensor = qgemm.Tensor(fmt, (n, blocks * fmt.weights), tame(fmt, raw_blocks(draw, fmt, (n, blocks)), rng))
     if draw(st.booleans()):
         set_scales(fmt, tensor.blocks[:: draw(st.integers(2, 9))], 0.0)

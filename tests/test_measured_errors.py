@@ -28,7 +28,7 @@ PAIRS = [(fmt, family) for fmt in EVERY for family, multiplies in FAMILIES.items
 
 
 def correct(family: str, w: qgemm.Tensor, m: int) -> tuple[np.ndarray, Expected, np.ndarray]:
-    """y as a correct kernel computes it, what is expected, and the part of y that the last k_block adds."""
+    """y as a correct kernel computes it, the expected product, and the part of y that the last k_block adds."""
     fmt, k = w.format, w.shape[1]
     x, dense = normal(m, k).astype(np.float16).astype(np.float64), w.dequantize(np.float64)
     rest = x[:, -K_BLOCK:] @ dense[:, -K_BLOCK:].T

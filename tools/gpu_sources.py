@@ -1,4 +1,4 @@
-"""The files on which the GPU tests and their kernels depend, and one digest of them: what the GPU ledger vouches for.
+"""The files on which the GPU tests and their kernels depend, and one digest of them, which the GPU ledger stores.
 
 Python files are the import closure of tests/gpu and qgemm.cuda, computed from their text; a comment, a docstring or a
 line break does not change the digest. The CUDA files of kernels/ and the data files that these modules name belong to

@@ -22,7 +22,7 @@ from gpu_sources import Sources
 ROOT = Path(__file__).parents[1]
 LEDGER = ROOT / "tests" / "gpu_ledger.json"
 OUTCOMES = ("passed", "skipped", "failed")
-SEAL = "entry_sha256"  # of all other fields, except the reason
+SEAL = "entry_sha256"  # the digest of all other fields, except the reason
 OWN_HAND = ("reason", SEAL)  # fields that the seal does not cover
 
 Counts = dict[str, int]
@@ -51,8 +51,9 @@ def outcomes(report: Path) -> dict[str, Counts]:
 
 def entry(facts: Mapping[str, Any], by_file: Counts, report: Path) -> dict[str, Any]:
     """The ledger of a run of all tests. facts: of the GPU; by_file: tests collected before the run."""
-    found = outcomes(report)
-    tests = {name: {"collected": by_file.get(name, 0), **found.get(name, {})} for name in sorted({*by_file, *found})}
+    results = outcomes(report)
+    names = sorted({*by_file, *results})
+    tests = {name: {"collected": by_file.get(name, 0), **results.get(name, {})} for name in names}
     totals = {name: sum(counts.get(name, 0) for counts in tests.values()) for name in ("collected", *OUTCOMES)}
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     return sealed({"sources_sha256": Sources().sha256(), **facts, "date": date, **totals, "tests": tests})
