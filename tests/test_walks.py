@@ -105,8 +105,8 @@ def walk_of_x(m: int, activation: str, fmt: str, product: str = "matmul") -> lis
     address = x.data.ptr
 
     def kind(value):
-        if isinstance(value, np.ndarray):
-            return ITSELF if np.may_share_memory(value, x) else None
+        if isinstance(value, cupy_like.ndarray):
+            return ITSELF if cupy_like.may_share_memory(value, x) else None
         if isinstance(value, Call):
             return ITSELF if address in value.addresses else None
         return ITSELF if type(value) is int and value == address else ABOUT if isinstance(value, OF_X) else None

@@ -175,7 +175,8 @@ class ProductA8(ProductA16):
         self.y = matmul(self.prepared, piece)
 
     def want(self, tile: Tile) -> tuple[Doubles, Doubles]:
-        return a8_exact(self.prepared.blocks, self.format, tile.blocks, partial_dots=True)  # compiled code adds partial dots
+        # Compiled code adds partial dots.
+        return a8_exact(self.prepared.blocks, self.format, tile.blocks, partial_dots=True)
 
 
 CHECKS = (Finite, Decode, ProductA16, ProductA8)

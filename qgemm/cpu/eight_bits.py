@@ -19,7 +19,7 @@ from qgemm.tensor import Tensor
 
 from . import native
 
-PANEL_BYTES = 1 << 23  # of weights that are decoded at a time
+PANEL_BYTES = 1 << 23  # size of the weights that are decoded at a time
 ROWS = 16  # rows of x that a core quantizes at a time
 
 

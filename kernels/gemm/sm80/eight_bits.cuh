@@ -86,7 +86,7 @@ struct EightBitXLoader {
         codes = x + (p.first_token + token) * columns + i64(p.first) * EIGHT_BIT_COLUMNS + 16 * chunk;
         tokens = x_rows - p.first_token - token;
         codes_to = shared_address(stage.x[token]) + 16 * chunk;
-        const int first = 4 * thread;  // of the tokens whose scales this thread copies
+        const int first = 4 * thread;  // token whose scales this thread copies
         const float* all_scales = reinterpret_cast<const float*>(x + rows * columns);
         scales = all_scales + i64(p.first) * rows + p.first_token + first;
         scale_rows = x_rows - p.first_token - first;

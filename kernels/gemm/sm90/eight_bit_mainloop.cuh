@@ -85,7 +85,7 @@ private:
         OperandA a[2];
         Sums<Config::BLOCK_TOKENS> sums;
         EightBitScales<Config> w_scales;
-        StageScales scales = {nullptr, {}};  // of the sums that wgmma may still be computing
+        StageScales scales = {nullptr, {}};  // scales of the sums that wgmma may still be computing
         for (; cursor.j < end; cursor.advance()) {
             cursor.wait(pipeline, first_x);
             w_scales.begin(pipeline, cursor.state.stage, cursor.tile(), wg.p.k_blocks_in(cursor.j), wg.warp, wg.lane);
