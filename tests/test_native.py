@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from helpers import assert_a8_formula, expected_sums, extreme, random_tensor
@@ -172,6 +174,17 @@ def test_no_rows(fmt):
         assert qgemm.matmul(np.zeros((0, k), np.float32), w, activation).shape == (0, 4)
         assert qgemm.matmul(np.zeros((2, 0, k), np.float32), w, activation).shape == (2, 0, 4)
         assert qgemm.matmul(np.ones((3, k), np.float32), w[:0], activation).shape == (3, 0)
+
+
+@over_formats([format_of(name) for name in ("q1_0", "u1_g32", "u1z_g32", "u2z_g32", "u1z_g64")])
+@pytest.mark.parametrize("m", [1, 7, 17])
+def test_sums_that_cancel(fmt, m):
+    """Lanes hold integer dots of parts of a group, and float32 adds them: their sum is not exact where it is zero."""
+    for seed, k in itertools.product(range(4), (fmt.weights, 512)):
+        w = random_tensor(fmt, 20, k, np.random.default_rng(seed))
+        x = np.random.default_rng(seed).standard_normal((m, k), np.float32)
+        x[:, 1::2] = -x[:, ::2]
+        assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w, partial_dots=True)
 
 
 @over_formats(INTEGER)
