@@ -50,7 +50,7 @@ def by_mma_sync(monkeypatch, tokens):
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: tokens)
 
 
-ROADS = {"wgmma": (by_wgmma, GROUPED_TOKENS), "mma.sync": (by_mma_sync, moe_prefill_sm80.TOKENS),
+ROADS = {"wgmma": (by_wgmma, GROUPED_TOKENS), "mma.sync": (by_mma_sync, moe_prefill_sm80.TOKEN_TILES),
          "decode": (by_decode, (DECODE_TILE,))}  # fmt: skip
 
 
