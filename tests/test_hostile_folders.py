@@ -131,6 +131,14 @@ def test_other_files_in_place_of_the_real_ones(name, raw, kind, tmp_path):
     refused(path / name if single else path, rf"{re.escape(name)}: .*, it is .*{kind}")
 
 
+@pytest.mark.parametrize(("raw", "kind"), [(POINTER, "a git-lfs pointer"), (PAGE, "a web page")])
+@pytest.mark.parametrize("name", ["model", "model.bin", "model.gguf", "model.gguf.part"])
+def test_other_files_of_any_name(name, raw, kind, tmp_path):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(qgemm.QgemmError, match=rf"{re.escape(name)}: .*, it is {kind}"):
+        qgemm.load(tmp_path / name)
+
+
 @pytest.mark.parametrize("name", ["chat_template.jinja", "merges.txt"])
 def test_pointers_in_place_of_text(name, tmp_path):
     path = model(tmp_path / "m")
