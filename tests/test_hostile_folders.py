@@ -19,7 +19,7 @@ from hf_folders import FOLDERS, YARN, D, E, X, folder, tensors_of
 
 import qgemm
 from qgemm.errors import CheckpointError
-from qgemm.files.documents import MAX_DEPTH
+from qgemm.files.json_parser import MAX_DEPTH
 
 ROOT = Path(qgemm.__file__).parent
 LLAMA = "LlamaForCausalLM"
@@ -66,7 +66,7 @@ FILES = (
 
 
 def test_one_module_parses_json_of_inputs():
-    """qgemm/files/documents.py, whose checks thus hold for all JSON; the CUDA configs are files of the package."""
+    """qgemm/files/json_parser.py, whose checks thus hold for all JSON; the CUDA configs are files of the package."""
     parsers = {"load", "loads", "JSONDecoder", "raw_decode"}
     for path in ROOT.rglob("*.py"):
         text = path.read_text()
@@ -78,7 +78,7 @@ def test_one_module_parses_json_of_inputs():
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert "json" not in imported, path
         if "json" in imports and names:
-            assert path.relative_to(ROOT).as_posix() in ("files/documents.py", "cuda/configs/__init__.py")
+            assert path.relative_to(ROOT).as_posix() in ("files/json_parser.py", "cuda/configs/__init__.py")
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
@@ -129,6 +129,14 @@ def test_other_files_in_place_of_the_real_ones(name, raw, kind, tmp_path):
     (path / name).write_bytes(raw)
     single = name == INDEX or name.startswith("x.")
     refused(path / name if single else path, rf"{re.escape(name)}: .*, it is .*{kind}")
+
+
+@pytest.mark.parametrize(("raw", "kind"), [(POINTER, "a git-lfs pointer"), (PAGE, "a web page")])
+@pytest.mark.parametrize("name", ["model", "model.bin", "model.gguf", "model.gguf.part"])
+def test_other_files_of_any_name(name, raw, kind, tmp_path):
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(qgemm.QgemmError, match=rf"{re.escape(name)}: .*, it is {kind}"):
+        qgemm.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "merges.txt"])

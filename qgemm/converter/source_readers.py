@@ -11,6 +11,7 @@ from dataclasses import replace
 from qgemm.errors import CheckpointError, QgemmError
 from qgemm.files.gguf.layout import MAGIC as GGUF_MAGIC
 from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.files.kinds import hint as kind_hint
 from qgemm.files.npy import open_npy
 from qgemm.files.npz import open_npz
 from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path
@@ -36,7 +37,7 @@ def open_source(path: PathLike, part: bool = False, copy: bool = False) -> Sourc
     kind = source_kind(name)
     if not kind:
         rule = f"is no file of weights by its first bytes, and its name does not end in {', '.join(SOURCES)}"
-        raise QgemmError(f"{shown_path(name)}: {rule}{piece_hint(name)}")
+        raise QgemmError(f"{shown_path(name)}: {rule}{kind_hint(_first_bytes(name))}{piece_hint(name)}")
     try:
         return SOURCES[kind](name, part, copy)
     except CheckpointError as error:

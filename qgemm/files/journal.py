@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from qgemm.errors import GGUFError
 
+from .json_parser import parse_object
 from .paths import READ, shown, shown_path
 from .temporary import (
     FOLDER,
@@ -241,9 +242,9 @@ def _open_folder(folder: int, name: str, closing: ExitStack) -> int:
 def _read(fd: int) -> Journal:
     """The journal in an open file; GGUFError if malformed."""
     try:
-        fields = json.loads(os.pread(fd, LONGEST, 0))
+        fields = parse_object(os.pread(fd, LONGEST, 0), GGUFError)
         journal = Journal(fields["new"], fields["old"], tuple(fields["names"]), tuple(fields["away"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (GGUFError, TypeError, KeyError):
         raise GGUFError("it is no journal") from None
     entries = [*journal[:2], *journal.names, *journal.away]
     if not all(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from qgemm.errors import CheckpointError
 
-from .documents import parse_string
+from .json_parser import parse_string
 from .limits import MAX_EMPTY
 from .paths import shown
 

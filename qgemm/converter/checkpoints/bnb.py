@@ -25,7 +25,7 @@ import numpy as np
 from qgemm.codec.format import Levels
 from qgemm.codec.packing import Bytes, Floats
 from qgemm.errors import CheckpointError
-from qgemm.files.documents import parse_object
+from qgemm.files.json_parser import parse_object
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats.kbit import WEIGHTS, kbit_float32
 from qgemm.packed import Packed

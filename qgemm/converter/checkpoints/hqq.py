@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec.packing import Bytes, Floats
+from qgemm.files.paths import shown
 from qgemm.packed import Packed
 
 from ..array_weights import Stored
@@ -149,7 +150,7 @@ class _Matrix(GroupedMatrix):
     def _packing(self) -> Packing:
         name = self._text("packing")
         if name not in PACKINGS:
-            raise self.refusal(f"packing {name!r} is not read; {', '.join(PACKINGS)} are")
+            raise self.refusal(f"packing {shown(name)} is not read; {', '.join(PACKINGS)} are")
         return PACKINGS[name]
 
     @property

@@ -161,7 +161,8 @@ def _integers(get: Getter, name: str) -> Method:
         raise get.refusal(f"a group_size of {group} is not read")
     layout = get("version", kind=str, default="gemm").lower() if name == "awq" else form
     if layout not in ("gemm", "gptq", "gptq_v2"):
-        raise get.refusal(f"the layout {shown(layout)} is not read")
+        key = "version" if name == "awq" else "checkpoint_format"
+        raise get.refusal(f"{key}: the layout {shown(layout)} is not read")
     get.one_of("pack_dtype", ("int32",))
     version = 2 if name == "awq" or form == "gptq_v2" else 1
     sym: bool | None = get("sym", kind=bool)
