@@ -22,9 +22,12 @@ from hypothesis import HealthCheck, settings
 
 import qgemm
 from qgemm.cli import main as cli
+from qgemm.codec.format import Format
 from qgemm.cpu import native
 from qgemm.cuda.jit import cache, nvrtc
+from qgemm.formats.groups import members
 
+WEEKS = 24  # until each format of a family has had its turn
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 # Tests interrupt processes that they start. A shell starts background jobs with SIGINT ignored, and child processes
@@ -37,14 +40,26 @@ settings.register_profile("quick", settings.get_profile("qgemm"), max_examples=5
 settings.load_profile("qgemm")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = f"also the tests of a whole family, for the formats of this week; after {WEEKS} weeks all have had theirs"
+    parser.addoption("--family", type=int, metavar="WEEK", help=help)
+
+
+def share_of_week(week: int) -> list[Format]:
+    """The group formats whose turn it is in a week."""
+    return members()[week % WEEKS :: WEEKS]
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test is marked gpu by its folder: one of tests/gpu/ needs an NVIDIA GPU, any other must run without.
 
-    Those of a whole family of formats run only where the marker is asked for.
+    Those of a whole family of formats run with -m family, or for the share of a week with --family.
     """
     if "family" not in (config.option.markexpr or ""):
-        items[:] = [item for item in items if "family" not in item.keywords]
+        week = config.getoption("family")
+        share = () if week is None else share_of_week(week)
+        items[:] = [item for item in items if "family" not in item.keywords or item.callspec.params["fmt"] in share]
     cuda = qgemm.backends()["cuda"]
     for item in items:
         if GPU_TESTS in item.path.parents:
