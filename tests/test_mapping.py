@@ -54,14 +54,18 @@ def test_a_mapping_is_read_only_where_memory_is_reserved_for_copies(tmp_path, mo
         assert not mapping.is_writable(file["w"].blocks)
 
 
-def test_other_errors_of_a_mapping_are_reported(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EACCES, "not allowed")
+def test_other_errors_of_a_mapping_are_raised(tmp_path, monkeypatch):
+    """They say that the file cannot be mapped at all; `open` reads it then by its descriptor."""
 
-    model(tmp_path / "model.gguf")
+    def refuse(*_):
+        raise OSError(errno.ENODEV, "no mappings here")
+
+    w = model(tmp_path / "model.gguf")
     monkeypatch.setattr(mmap, "mmap", refuse)
-    with pytest.raises(qgemm.GGUFError, match="cannot be read: not allowed"):
-        qgemm.open(tmp_path / "model.gguf")
+    with pytest.raises(OSError, match="no mappings here"):
+        mapping.map_private(0, 1)
+    with qgemm.open(tmp_path / "model.gguf") as file:
+        assert file["w"].blocks.tobytes() == w.blocks.tobytes()
 
 
 def test_memory_that_can_be_written(tmp_path):

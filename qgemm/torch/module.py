@@ -50,7 +50,7 @@ class PackedModule(torch.nn.Module):
         fmt = format_of(format) if isinstance(format, str) else format
         self._describe(fmt, shape)
         data = torch.zeros(file_shape(fmt, shape), dtype=torch.uint8, device=device)
-        self.weight = PackedWeight(data)
+        self.weight = torch.nn.Parameter(data, requires_grad=False)
         self.tensor_name = ""
 
     def _describe(self, fmt: Format, shape: tuple[int, ...]) -> None:
@@ -143,7 +143,7 @@ class PackedModule(torch.nn.Module):
             fmt = format_of(spelling)
             empty = torch.empty(file_shape(fmt, self._shape), dtype=torch.uint8, device=self.weight.device)
             self._describe(fmt, self._shape)
-            self.weight = PackedWeight(empty)
+            self.weight = torch.nn.Parameter(empty, requires_grad=False)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -177,8 +177,6 @@ class PackedModule(torch.nn.Module):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if type(self.weight) is torch.nn.Parameter:  # made by assign=True
-            self.weight.__class__ = PackedWeight
         if device.type == "cuda" and not local_metadata.get("assign_to_params_buffers", False):
             self._parameters["weight"] = self._moved(self.weight, lambda tensor: tensor.to(device))
 

@@ -9,7 +9,7 @@ import torch
 from qgemm.errors import UnsupportedError
 
 NO_GRADIENT = "the packed weight takes no gradient"
-TRAINED = "train biases and dense layers (.requires_grad_() of each), or matrices beside the weight (.add_lora, peft)"
+TRAINED = "train its bias (.bias.requires_grad_()), dense layers, or matrices beside it (.add_lora, peft)"
 
 
 class PackedWeight(torch.nn.Parameter):
@@ -19,14 +19,10 @@ class PackedWeight(torch.nn.Parameter):
     models (torch.optim.swa_utils) are computed in floats, and one of equal bytes must be those bytes.
     """
 
-    def __new__(cls, data: torch.Tensor, requires_grad: bool = False) -> PackedWeight:
-        """A parameter over the memory of `data`."""
-        return super().__new__(cls, data, requires_grad)  # type: ignore[no-any-return]
-
     def requires_grad_(self, requires_grad: bool = True) -> PackedWeight:
         """Raise UnsupportedError for a gradient."""
         if requires_grad:
-            raise UnsupportedError(f"{NO_GRADIENT}, as {self.dtype} {list(self.shape)}: {TRAINED}")
+            raise UnsupportedError(f"{NO_GRADIENT}; {TRAINED}")
         return super().requires_grad_(False)  # type: ignore[no-any-return]
 
     def detach(self) -> Any:

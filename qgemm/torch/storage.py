@@ -314,7 +314,7 @@ def _device_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -
 # ---------------------------------------------------------------- Tensors -> bytes
 
 
-def weight_of(packed: Packed, ndim: int = 2) -> PackedWeight:
+def weight_of(packed: Packed, ndim: int = 2) -> torch.nn.Parameter:
     """The bytes of a Tensor, DeviceTensor or DeviceExperts, over its memory, as a parameter without a gradient."""
     if not isinstance(packed, Packed):
         planes = type(packed).__module__.startswith("qgemm.") and hasattr(packed, "to_device")
@@ -329,7 +329,7 @@ def weight_of(packed: Packed, ndim: int = 2) -> PackedWeight:
         raise UnsupportedError(f"{packed!r}: {packed.format} has no decoder, so it cannot be multiplied")
     with torch.inference_mode(False):
         data = file_bytes(packed) if isinstance(packed, Tensor) else device_bytes(packed)  # type: ignore[arg-type]
-        weight = PackedWeight(data)
+        weight = torch.nn.Parameter(data, requires_grad=False)
     if not isinstance(packed, Tensor):
         keep(weight, packed, spelled(packed.format))
     return weight
