@@ -49,7 +49,7 @@ def test_x_is_quantized_whatever_ctas_run_beside_each_other(kind, dtype):
         x, group = values(m, k, dtype), GROUP_COLUMNS[kind]
         room = device_array(WORK_QUEUE + group_activations.nbytes(m, k, group))
         queue, codes = room[:WORK_QUEUE], room[WORK_QUEUE:]
-        quantize = kernel("quantize_x_by_cta", CONSUMERS=2, CONSUMER_THREADS=256, X_GROUP=group)
+        quantize = kernel("quantize_x_by_cta", CONSUMERS=2, CONSUMER_THREADS=256)
         arguments = to_device(x), room, TYPE_CODES[dtype], k, m, group_activations.rows_of(m)
         want = qgemm.quantize_activations(x, kind).blocks
         for backwards in (False, True):

@@ -1,5 +1,5 @@
 // x quantized by the consumer warps of a CTA, with a leader warp (kernels/gemm/sm90/quantize_x_by_cta.cuh).
-// Config: CONSUMERS, CONSUMER_THREADS, X_GROUP.
+// Config: CONSUMERS, CONSUMER_THREADS.
 #include "gemm/sm90/quantize_x_by_cta.cuh"
 
 extern "C" __global__ void quantize_x_by_cta(const void* raw_x, qgemm::WorkQueue* queue, int type, qgemm::i64 k, int m,
