@@ -30,7 +30,11 @@ FOLDERS = ("qgemm", "kernels", "tools", "tests", "docs", ".ci")  # the first fol
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`([^`\n]+)`")  # `COMMIT:PATH`, a file of an earlier commit, does not count as a path
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-RUN = ["docs/kbit.md", "docs/life-of-a-block.md"]  # documents whose Python blocks are whole programs
+# Documents whose Python blocks are whole programs. Those of FRAGMENTS continue a reader's program, and those of
+# WITH_TORCH are run by tests/with_torch/.
+RUN = ["docs/experts.md", "docs/groups.md", "docs/kbit.md", "docs/life-of-a-block.md", "docs/python-api.md"]
+FRAGMENTS = ["README.md", "docs/checkpoints.md", "docs/converting.md"]
+WITH_TORCH = ["docs/several-gpus.md", "docs/torch.md"]
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 
@@ -105,6 +109,20 @@ def test_generated_sections_are_current(document):
 def test_a_document_without_its_markers_is_refused():
     with pytest.raises(ValueError, match=r"README.md needs one pair of markers <!-- headline -->"):
         readme.generated("README.md", text_of("README.md").replace("<!-- headline -->", ""))
+
+
+def test_every_public_name_is_explained():
+    """In the text of a page besides the API pages, which have docstrings alone."""
+    torch_names = ast.literal_eval(re.search(r"__all__ = (\[.*?\])", text_of("qgemm/torch/__init__.py"), re.DOTALL)[1])
+    pages = [path for path in DOCUMENTS if API not in (ROOT / path).parents and path.name != "CHANGELOG.md"]
+    spans = " ".join(span for path in pages for span in SPAN.findall(FENCE.sub("", text_of(path))))
+    assert [name for name in [*qgemm.__all__, *torch_names] if not re.search(rf"(?<!\w){name}\b", spans)] == []
+
+
+def test_no_count_of_tests_or_kernels_is_typed():
+    """It would be false after the next change; tests/gpu_ledger.json has the number that passed on a GPU."""
+    count = re.compile(r"(\b\d,\d{3}|\b\d{4}) (tests|kernels|cubins)\b")
+    assert {str(path): counts for path in DOCUMENTS if (counts := count.findall(text_of(path)))} == {}
 
 
 def test_every_public_name_has_an_api_page():
@@ -217,10 +235,22 @@ def test_the_example_runs(tmp_path, monkeypatch):
         assert copy.metadata["general.architecture"] == "llama"
 
 
+def programs(document) -> list[str]:
+    """The Python blocks of a document."""
+    return [code for language, code in FENCE.findall(text_of(document)) if language == "python"]
+
+
+def test_all_python_of_documents_is_run():
+    """Or, as a fragment, at least valid."""
+    assert sorted(str(path) for path in DOCUMENTS if programs(path)) == sorted([*RUN, *FRAGMENTS, *WITH_TORCH])
+    for document in FRAGMENTS:
+        for program in programs(document):
+            compile(program, document, "exec")
+
+
 @pytest.mark.parametrize("document", RUN)
 def test_programs_of_documents_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    programs = [code for language, code in FENCE.findall(text_of(document)) if language == "python"]
-    assert programs
-    for program in programs:
+    assert programs(document)
+    for program in programs(document):
         exec(program, {})
