@@ -170,12 +170,12 @@ def test_outputs_of_any_type_order_and_place(host):
     for dtype in ("float16", "bfloat16", "float64"):
         out = cupy_like.zeros((3, 192), float_dtype(dtype))[:, ::2]
         assert qgemm.moe(device(x), (gate, up), down, device(ids), device(factors), out=out) is out
-        assert out.tobytes() == want.get().astype(out.dtype).tobytes()
+        assert out.get().tobytes() == want.get().astype(out.dtype).tobytes()
         y = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors), dtype=dtype)
-        assert y.tobytes() == out.tobytes()
+        assert y.get().tobytes() == out.get().tobytes()
     over = device(x)
     assert qgemm.moe(over, (gate, up), down, device(ids), device(factors), out=over) is over
-    assert over.tobytes() == want.get().astype(np.float16).tobytes()
+    assert over.get().tobytes() == want.get().astype(np.float16).tobytes()
     wide = qgemm.moe(device(x.astype(np.float64)), (gate, up), down, device(ids), device(factors.astype(np.float64)))
     np.testing.assert_allclose(wide.get(), want.get(), rtol=2e-3, atol=1e-5)
 
@@ -192,7 +192,7 @@ def test_no_tokens_and_as_many_as_several_grids(host, monkeypatch):
     Launch.seen.clear()
     y = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
     assert [rows for _, rows in Launch.seen] == [2, 2, 2, 2, 1]
-    assert y.tobytes() == want.tobytes()
+    assert y.get().tobytes() == want.get().tobytes()
 
 
 def test_errors_name_what_came_and_what_fits(host):

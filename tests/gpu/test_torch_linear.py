@@ -120,7 +120,7 @@ def test_a_whole_model_saved_on_the_gpu_is_loaded_on_the_host():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients(name, dtype, monkeypatch):
     """Gradients are computed panel by panel, for a number of rows that no row block divides."""
-    monkeypatch.setattr("qgemm.torch.ops.PANEL", 64 * 512)
+    monkeypatch.setattr("qgemm.torch.ops.PANEL_WEIGHTS", 64 * 512)
     w = weights(name)
     layer = QLinear.from_tensor(w, torch.nn.Parameter(normal(200, dtype=dtype))).cuda()
     x, gradient = normal(3, 512, dtype=dtype).requires_grad_(), normal(3, 200, dtype=dtype, seed=1)

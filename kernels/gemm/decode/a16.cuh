@@ -13,42 +13,69 @@
 
 namespace qgemm {
 
-// The power of two that multiplies x for operands with an X_EXPONENT. Numbers from 2^(128 - X_EXPONENT) on become
-// infinite by it, and then so do sums of their token: the warp starts again without a factor.
+// The power of two that multiplies each token of x for operands with an X_EXPONENT. Numbers from 2^(128 - X_EXPONENT) on
+// become infinite by it, and then so do the token's sums: the warp starts again, without a factor for that token.
 template <class Config, int X_EXPONENT>
 struct XRange {
-    static constexpr u32 ONES = 0x3f803f80;
-    u32 factors = ONES + (X_EXPONENT << 7) * 0x00010001;  // as bf16
+    static constexpr int N8_TILES = Config::N8_TILES;
+    static constexpr u32 ONES = 0x3f803f80, FACTORS = ONES + (X_EXPONENT << 7) * 0x00010001;  // two numbers in bf16
+    static constexpr u32 QUADS = 0x11111111;  // lanes of one t, which hold the sums of a token
+    u32 factors[N8_TILES];                    // of token g
+    bool started_again = false;
 
-    __device__ void scale(u32& pair) const {
-        if constexpr (X_EXPONENT != 0) pair = bits_of(__hmul2(as_bf162(pair), as_bf162(factors)));
+    __device__ XRange() {
+        for (u32& factor : factors) factor = FACTORS;
+    }
+    __device__ void scale(u32& pair, int n8) const {
+        if constexpr (X_EXPONENT != 0) pair = bits_of(__hmul2(as_bf162(pair), as_bf162(factors[n8])));
     }
     // Whether the warp has to start again for sums of its m tokens; else all sums are as with the factor.
     __device__ bool left(typename Config::WarpAcc& acc, int m, int lane) {
-        if constexpr (X_EXPONENT != 0) {
-            float zero = 0;  // NaN after a sum that is not finite
-            for_all(acc, [&](float& sum, int token) {
-                if (token + 2 * (lane % 4) < m || Config::TOKENS == 1) zero += 0 * sum;
-            });
-            if (factors == ONES)
-                for_all(acc, [](float& sum, int) { sum *= two_to(X_EXPONENT); });
-            else if (vote_ballot(zero != 0))
-                return factors = ONES, true;
-        }
+        if constexpr (X_EXPONENT == 0) return false;
+        const int g = lane / 4, t = lane % 4;
+        bool again = false;
+#pragma unroll
+        for (int n8 = 0; n8 < N8_TILES; ++n8)
+#pragma unroll
+            for (int odd = 0; odd < 2; ++odd) {
+                float zero = 0;  // NaN after a sum that is not finite
+                if (Config::TOKENS == 1 || 8 * n8 + 2 * t + odd < m)
+                    for_all(acc, n8, odd, [&](float& sum) { zero += 0 * sum; });
+                const u32 infinite = vote_ballot(zero != 0) & QUADS << g / 2;
+                if (infinite && g % 2 == odd && factors[n8] != ONES) factors[n8] = ONES, again = true;
+            }
+        if (vote_ballot(again)) return started_again = true;
+        if (started_again)
+#pragma unroll
+            for (int n8 = 0; n8 < N8_TILES; ++n8)
+#pragma unroll
+                for (int odd = 0; odd < 2; ++odd)
+                    if (__shfl_sync(~0u, factors[n8], 4 * (2 * t + odd)) == ONES)
+                        for_all(acc, n8, odd, [](float& sum) { sum *= two_to(X_EXPONENT); });
         return false;
     }
-    // function(sum, token) for the sums of a lane; token: of lanes t = 0.
+
+private:
+    // function(sum) for a lane's sums of token 2t + odd of a group of eight.
     template <class Function>
-    static __device__ void for_all(typename Config::WarpAcc& acc, Function function) {
+    static __device__ void for_all(typename Config::WarpAcc& acc, int n8, int odd, Function function) {
 #pragma unroll
         for (int m16 = 0; m16 < Config::ROW_BLOCKS * Config::M16_TILES; ++m16)
 #pragma unroll
-            for (int n8 = 0; n8 < Config::N8_TILES; ++n8)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    function(acc[m16 / Config::M16_TILES][m16 % Config::M16_TILES][n8].sum[i], 8 * n8 + i % 2);
+            for (int row = 0; row < 2; ++row)
+                function(acc[m16 / Config::M16_TILES][m16 % Config::M16_TILES][n8].sum[2 * row + odd]);
     }
 };
+
+template <class WarpAcc>
+__device__ inline void clear(WarpAcc& acc) {
+#pragma unroll
+    for (auto& row_block : acc)
+#pragma unroll
+        for (auto& m16 : row_block)
+#pragma unroll
+            for (Acc& n8 : m16) n8 = {};
+}
 
 // acc += W @ x for stage number i of the warp, without the minimums of super-blocks.
 template <class Config, class Range>
@@ -72,7 +99,7 @@ __device__ inline void multiply(typename Config::WarpAcc& acc, XSums<Config>& x_
             load_x_steps<Format::OWNS_COLUMNS>(b[n8][pair], &x[8 * n8][32 * pair],
                                                Config::TOKEN_STRIDE * (Config::STAGE_COLUMNS + 8), lane);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) x_range.scale(b[n8][pair][j / 2][0][j % 2]);
+            for (int j = 0; j < 4; ++j) x_range.scale(b[n8][pair][j / 2][0][j % 2], n8);
         }
     const auto multiply_step = [&](Acc& sum, const Fragment& a, int n8, int step) {
 #pragma unroll
@@ -168,7 +195,7 @@ struct MainloopA16 {
             XLoader<Config, Stage> x_loader(x, coord.products.k, m, coord, pipeline.stages);
             const StageBarriers<Config::STAGES, true, Config::BULK> barriers(mbarriers[coord.warp_k]);
             XSums<Config> x_sums = {};
-            x_range.for_all(acc, [](float& sum, int) { sum = 0; });
+            clear(acc);
             main_loop<Config::STAGES, Coord::X_FIRST>(
                 coord.count, barriers,
                 [&](int stage) {
