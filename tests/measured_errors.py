@@ -25,6 +25,9 @@ from qgemm.codec.group_activations import GROUP
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 
+# Largest measured RMS error of float32 sums, relative to sum_loss: kernels sum codes with a bias and subtract it, and
+# short sums have few roundings.
+SUMS = 4
 FEW_OUTPUTS = 64  # of which an RMS says little
 SLACK = 1.5  # largest measured RMS error, relative to the predicted one
 SIGNIFICAND = {"float16": 11, "bfloat16": 8, "float32": 24}  # bits
@@ -201,4 +204,4 @@ def noise_of(x: Any, size: Any, loss: Any, tensor_cores: bool = True) -> Any:
     """
     with np.errstate(invalid="ignore"):  # x may be NaN or infinite
         spread = (x * x) @ (size * size).T
-    return np.sqrt(spread * (loss**2 + sum_loss(x.shape[1], tensor_cores) ** 2)) + TINY
+    return np.sqrt(spread * (loss**2 + (SUMS * sum_loss(x.shape[1], tensor_cores)) ** 2)) + TINY
