@@ -287,14 +287,15 @@ def test_ctrl_c_leaves_what_was_not_begun(shut_down, monkeypatch):
         if index == 3:
             os.kill(os.getpid(), signal.SIGINT)
         elif index > 3:
-            shut_down.wait()
+            shut_down.wait(1)  # no longer: a signal just before the main thread waits is seen at the next result
         return False
 
     monkeypatch.setattr(cpu.CpuBackend, "preparation", lambda *_: [partial(task, i) for i in range(1000)])
     monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
     with pytest.raises(KeyboardInterrupt):
         qgemm.prepare([zeros("q4_0", 64, 64)], progress=False)
-    assert begun in ([0, 1, 2, 3], [0, 1, 2, 3, 4])
+    assert begun == list(range(len(begun)))
+    assert 4 <= len(begun) <= 7
     assert threading.active_count() == before
 
 
