@@ -13,8 +13,8 @@
 
 namespace qgemm {
 
-// The power of two that multiplies each token of x for operands with an X_EXPONENT. Numbers from 2^(128 - X_EXPONENT) on
-// become infinite by it, and then so do the token's sums: the warp starts again, without a factor for that token.
+// The power of two that multiplies each token of x for operands with an X_EXPONENT. Numbers of 2^(128 - X_EXPONENT) or
+// more become infinite by it, and then so do the token's sums: the warp starts again, without a factor for that token.
 template <class Config, int X_EXPONENT>
 struct XRange {
     static constexpr int N8_TILES = Config::N8_TILES;
