@@ -233,13 +233,13 @@ def expected_a8(x: np.ndarray, w: qgemm.Tensor) -> Expected:
     halves = np.clip(decoded, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float64)
     sizes = magnitudes(w.format, w.blocks)
     noise = noise_of(halves, sizes, weight_loss(w.format, w.blocks, "float16"))
-    # Of a difference its value and its RMS: it may be small by chance for one kernel, or large where x has spikes.
+    # The noise is a difference's value and its RMS: it may be small by chance, or large where x has spikes.
     spread = np.sqrt(decoded**2 @ (sizes**2).T) + TINY
     differences = [(values @ dense.T - y) / spread for values in (halves, decoded)]
-    known = np.isfinite(differences).all(axis=0)
-    rms = max(np.sqrt((part[known] ** 2).mean()) for part in differences) if known.any() else 0.0
+    finite = np.isfinite(differences).all(axis=0)
+    rms = max(np.sqrt((part[finite] ** 2).mean()) for part in differences) if finite.any() else 0.0
     largest = np.abs(differences).max(axis=0)
-    return Expected(y, bound + 1e-30, np.hypot(noise, spread * np.hypot(rms, np.where(known, largest, 0))))
+    return Expected(y, bound + 1e-30, np.hypot(noise, spread * np.hypot(rms, np.where(finite, largest, 0))))
 
 
 def assert_a8(y: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:

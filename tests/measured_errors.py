@@ -28,7 +28,7 @@ from qgemm.cuda.layout import tile as tiles
 # Largest measured RMS error of float32 sums, relative to sum_loss: kernels sum codes with a bias and subtract it, and
 # short sums have few roundings.
 SUMS = 4
-FEW_OUTPUTS = 64  # of which an RMS says little
+FEW_OUTPUTS = 64  # an RMS of fewer says little
 SLACK = 1.5  # largest measured RMS error, relative to the predicted one
 SIGNIFICAND = {"float16": 11, "bfloat16": 8, "float32": 24}  # bits
 # RMS error of rounding to p bits, in units of 2^-p: half a unit of the last place times sqrt(1 / 3), and

@@ -20,7 +20,7 @@ struct XRange {
     static constexpr int N8_TILES = Config::N8_TILES;
     static constexpr u32 ONES = 0x3f803f80, FACTORS = ONES + (X_EXPONENT << 7) * 0x00010001;  // two numbers in bf16
     static constexpr u32 QUADS = 0x11111111;  // lanes of one t, which hold the sums of a token
-    u32 factors[N8_TILES];                    // of token g
+    u32 factors[N8_TILES];                    // the factor of token g
     bool started_again = false;
 
     __device__ XRange() {
@@ -33,7 +33,7 @@ struct XRange {
     __device__ bool left(typename Config::WarpAcc& acc, int m, int lane) {
         if constexpr (X_EXPONENT == 0) return false;
         const int g = lane / 4, t = lane % 4;
-        bool again = false;
+        bool restart = false;
 #pragma unroll
         for (int n8 = 0; n8 < N8_TILES; ++n8)
 #pragma unroll
@@ -42,9 +42,9 @@ struct XRange {
                 if (Config::TOKENS == 1 || 8 * n8 + 2 * t + odd < m)
                     for_all(acc, n8, odd, [&](float& sum) { zero += 0 * sum; });
                 const u32 infinite = vote_ballot(zero != 0) & QUADS << g / 2;
-                if (infinite && g % 2 == odd && factors[n8] != ONES) factors[n8] = ONES, again = true;
+                if (infinite && g % 2 == odd && factors[n8] != ONES) factors[n8] = ONES, restart = true;
             }
-        if (vote_ballot(again)) return started_again = true;
+        if (vote_ballot(restart)) return started_again = true;
         if (started_again)
 #pragma unroll
             for (int n8 = 0; n8 < N8_TILES; ++n8)
