@@ -290,13 +290,17 @@ def unchanged(folder: str, head: str, suffixes: tuple[str, ...]) -> Iterator[Non
             raise GGUFError(f"{shown_path(folder)}: was replaced while it was opened: open it again")
 
 
-def _entries(folder: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """The device and inode of a folder, and of its files that have one of the suffixes."""
-    entries: dict[str, tuple[int, int]] = {}
+def _entries(folder: str, suffixes: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """The device and inode of a folder, and of its files that have one of the suffixes, with the time of their data.
+
+    A file system gives the inode of a file that is gone to the next one: two replacements may restore all numbers.
+    """
+    entries: dict[str, tuple[int, ...]] = {}
     with suppress(OSError):
         entries["."] = _identity(os.stat(folder or "."))
         with os.scandir(folder or ".") as listing:
-            entries.update({entry.name: _identity(entry.stat()) for entry in listing if entry.name.endswith(suffixes)})
+            files = {entry.name: entry.stat() for entry in listing if entry.name.endswith(suffixes)}
+        entries.update({name: (*_identity(status), status.st_mtime_ns) for name, status in files.items()})
     return entries
 
 
