@@ -24,7 +24,7 @@ K = 64
 def gpus(monkeypatch):
     """Kernels that compute on the host, and torch's own functions but for devices and streams."""
     kernels = installed(monkeypatch)
-    sys.modules["cupy"].from_dlpack = lambda x: x.numpy().view(cupy_like.ndarray)  # NumPy lacks bfloat16
+    sys.modules["cupy"].from_dlpack = lambda x: cupy_like.zeros(0)._like(x.numpy())  # NumPy lacks bfloat16
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     monkeypatch.setattr(products, "on_device", lambda *_: nullcontext())
     library = dataclasses.replace(
