@@ -71,6 +71,8 @@ class Gpus:
                 y_end = y + total.size * ITEMSIZE[output.y]
                 assert p.x == Q8_1 or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y  # x is read meanwhile
                 assert (bool(bias), bool(residual)) == (bool(output.bias), bool(output.residual))
+                size = total.size * ITEMSIZE[output.residual] if residual else 0
+                assert residual in (0, y) or residual + size <= y or y_end <= residual  # y is stored meanwhile
                 total = total + (array_at(bias, (output.n,), output.bias) if bias else 0)
                 if residual:
                     added = array_at(residual, total.shape, output.residual).astype(np.float64)

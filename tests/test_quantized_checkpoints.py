@@ -263,3 +263,15 @@ def test_bitsandbytes_of_an_odd_number_of_weights(n, k, nested, tmp_path):
         pytest.raises(qgemm.QgemmError, match="`qgemm convert` reads them as floats"),
     ):
         model[f"{foreign.MODULE}.weight"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"axis": 0}, {"axis": 0, "group": 32, "bits": 8}, {"group": 256}, {"bits": 2, "group": 256}]
+)
+def test_groups_of_hqq_that_are_no_runs_of_a_row(options, tmp_path):
+    """Groups along columns, and groups of several rows, in ranges of any length."""
+    want = foreign.hqq(tmp_path / "m", **options).reshape(-1)
+    with open_source(tmp_path / "m") as source:
+        weight = next(weight for weight in source.weights.values() if weight.type.startswith("HQQ"))
+        for start, stop in ((0, want.size), (0, 128), (128, 640), (want.size - 256, want.size)):
+            assert_array_equal(weight.values(start, stop), want[start:stop])
