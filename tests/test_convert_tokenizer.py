@@ -103,6 +103,7 @@ def test_bpe_with_bytes_is_merged_by_scores(tmp_path):
     scores, types = metadata["tokenizer.ggml.scores"], metadata["tokenizer.ggml.token_type"]
     assert (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]) == ("llama", "default")
     assert scores[3] > scores[4] > scores[0] == scores[2]
+    assert (scores[6], scores[8]) == (0, 0)  # the unknown token and a byte
     assert [types[i] for i in (4, 6, 8, 5, 7, 9)] == [NORMAL, UNKNOWN, BYTE, CONTROL, ADDED, UNUSED]
     assert "tokenizer.ggml.merges" not in metadata
 
@@ -203,6 +204,10 @@ def test_without_a_tokenizer_the_size_is_said_once(tmp_path, caplog):
         ({"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}, "a tokenizer of type 'Unigram' is not read"),
         (bpe(vocab={"a": -1}), "not all numbers of tokens are counts"),
         (bpe(vocab={"a": V}), "token 40 is beyond the 40 rows of the embedding"),
+        (
+            {**bpe(), "added_tokens": [{"id": V, "content": "<x>", "special": True}]},
+            "token 40 is beyond the 40 rows of the embedding",
+        ),
         (bpe(byte_fallback=True, merges=[["a"]]), "is no pair of tokens"),
         (bpe(merges=[3]), "merges: '3' is no pair of tokens"),
         (bpe(merges=["a b", ["ab", "c"]]), "merges: some are texts, others lists"),

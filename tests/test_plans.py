@@ -176,6 +176,16 @@ def test_views_and_overlaps(gpus, activation, m):
         near(qgemm.matmul(x, on_device, activation, bias=bias, out=room[:-1]), want, "float16")
 
 
+@pytest.mark.parametrize("m", [5, 40])
+def test_a_first_call_whose_residual_is_partly_its_output(gpus, m):
+    """The slow path copies the residual, of which the kernel stores rows before it reads them."""
+    rng = np.random.default_rng(m)
+    w = rng.integers(-4, 5, (K, K))
+    space, x = values(rng, (m + 1, K), "float16"), values(rng, (m, K), "float16")
+    want = x.get().astype(np.float64) @ w.T + space[1:].get()
+    near(qgemm.matmul(x, gpus.tensor(w), residual=space[1:], out=space[:-1]), want, "float16")
+
+
 @pytest.mark.parametrize("activation", ["a16", "a8", "prepared"])
 @pytest.mark.parametrize("m", [1, 3, 8, 40])
 def test_many_weights_of_two_formats(gpus, activation, m):
