@@ -341,3 +341,12 @@ def test_a_plan_serves_what_it_was_made_for(activation, monkeypatch, tmp_path):
         monkeypatch.setattr(f"qgemm.cpu.reference.{name}", lambda *arguments: seen.append(arguments))
     qgemm.matmul(np.zeros((1, 256), np.float32), w, activation)
     assert len(seen) == 1
+
+
+def test_zeros_have_zeros_as_codes_in_any_memory():
+    """The blocks of zeros lie where those of other numbers were."""
+    for _ in range(3):
+        blocks = qgemm.quantize_activations(np.full((4, 512), 3.0, np.float32), "a8_g256").blocks
+        assert (blocks["qs"] == 127).all()
+        del blocks
+        assert not qgemm.quantize_activations(np.zeros((4, 512), np.float32), "a8_g256").blocks["qs"].any()
