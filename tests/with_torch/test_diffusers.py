@@ -7,13 +7,14 @@ import json
 import pickle
 
 import pytest
-from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin
-from diffusers.quantizers.gguf.utils import GGUFLinear, dequantize_gguf_tensor
 from diffusion_models import FLUX, adapter, diffusers, load, output, write_flux
 from torch_layers import assert_product, assert_same, torch, weights
 
 import qgemm
 from qgemm.cuda.layout import tile as tiles
+
+from diffusers.loaders.lora_pipeline import FluxLoraLoaderMixin  # isort: skip  # diffusion_models skips without diffusers
+from diffusers.quantizers.gguf.utils import GGUFLinear, dequantize_gguf_tensor  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by diffusers
 

@@ -9,7 +9,6 @@ import pickle
 import numpy as np
 import pytest
 from strategies import TILED, over_formats
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch_layers import MATRICES, assert_same, normal, tiled, torch, weights
 
 import qgemm
@@ -118,6 +117,8 @@ def test_what_is_tied_stays_tied_when_it_is_loaded():
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_tied_weight_that_the_state_dict_lacks(owned, empty):
     """accelerate and torch.distributed.checkpoint put the model's own parameter in its place."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
     model, other = both(weights()), both(weights(seed=1))
     model = copy.deepcopy(model) if owned else model
     if empty:
