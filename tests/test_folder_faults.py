@@ -21,20 +21,10 @@ from qgemm.files import folders, journal, temporary
 from qgemm.files.folders import replacing_folder
 from qgemm.files.gguf import reader
 
-
-@pytest.fixture
-def old(tmp_path) -> Path:
-    """A folder that is to be replaced."""
-    put(tmp_path / "out", OLD)
-    return tmp_path / "out"
+pytest_plugins = ["replaced_folders"]  # its fixtures old and writers
 
 
 # ---------------------------------------------------------------- kills and errors of the disk
-
-
-@pytest.fixture(scope="module")
-def writers(tmp_path_factory):
-    return faults.writers(tmp_path_factory.mktemp("sources"))
 
 
 NAMES = [

@@ -7,9 +7,7 @@ import fcntl
 import json
 import os
 import time
-from pathlib import Path
 
-import faults
 import numpy as np
 import pytest
 from files import model
@@ -20,17 +18,7 @@ import qgemm
 from qgemm.errors import GGUFAccessError, GGUFError, QgemmError
 from qgemm.files import folders, journal, temporary
 
-
-@pytest.fixture
-def old(tmp_path) -> Path:
-    """A folder that is to be replaced."""
-    put(tmp_path / "out", OLD)
-    return tmp_path / "out"
-
-
-@pytest.fixture(scope="module")
-def writers(tmp_path_factory):
-    return faults.writers(tmp_path_factory.mktemp("sources"))
+pytest_plugins = ["replaced_folders"]  # its fixtures old and writers
 
 
 @pytest.mark.parametrize("moves", range(1, 7))

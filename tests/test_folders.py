@@ -20,17 +20,7 @@ from qgemm.errors import GGUFAccessError, GGUFError, QgemmError
 from qgemm.files import folders, journal
 from qgemm.files.folders import replacing_folder
 
-
-@pytest.fixture
-def old(tmp_path) -> Path:
-    """A folder that is to be replaced."""
-    put(tmp_path / "out", OLD)
-    return tmp_path / "out"
-
-
-@pytest.fixture(scope="module")
-def writers(tmp_path_factory):
-    return faults.writers(tmp_path_factory.mktemp("sources"))
+pytest_plugins = ["replaced_folders"]  # its fixtures old and writers
 
 
 # ---------------------------------------------------------------- files of the user
