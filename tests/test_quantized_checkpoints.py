@@ -92,6 +92,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("name", CASES)
 def test_quantized_checkpoints(name, tmp_path):
     options, targets = CASES[name]

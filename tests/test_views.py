@@ -44,6 +44,7 @@ def close(y: np.ndarray, x: np.ndarray, w: np.ndarray, added: object = 0, roundi
     assert (np.abs(np.asarray(y, np.float64) - want) <= bound + rounding * np.abs(want)).all()
 
 
+@pytest.mark.usefixtures("engine")
 @views
 def test_what_a_product_takes(make):
     """Any rows of x, types, bias, residual, out; and the operators."""
@@ -65,6 +66,7 @@ def test_what_a_product_takes(make):
     assert np.shares_memory(doubles, residual)
 
 
+@pytest.mark.usefixtures("engine")
 @views
 def test_several_products(make):
     w, other = make(), stored(seed=8)
@@ -75,6 +77,7 @@ def test_several_products(make):
         close(y, x, weights.dequantize(), np.float64(added))
 
 
+@pytest.mark.usefixtures("engine")
 @views
 def test_gated_products(make):
     """Either or both may be views, of the same order or of two."""
@@ -87,6 +90,7 @@ def test_gated_products(make):
         assert_allclose(out, (g + bias) / (1 + np.exp(-(g + bias))) * u, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.usefixtures("engine")
 @views
 def test_integer_products(make):
     """x is quantized in the order of the blocks, so the product is that of the stored matrix."""
