@@ -37,7 +37,7 @@ views = pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
 
 
 def close(y: np.ndarray, x: np.ndarray, w: np.ndarray, added: object = 0, dtype: str = "float32") -> None:
-    """y, of a dtype, is x @ w.T plus what is added, by float32 sums; weights of views are rounded once more."""
+    """y, of a dtype, is x @ w.T plus the addends, by float32 sums; weights of views are rounded once more."""
     wide, w = x.astype(np.float64).reshape(-1, K), w.astype(np.float64)
     want = (x.astype(np.float64) @ w.T + added).reshape(-1, N)
     size = np.abs(wide) @ np.abs(w).T
