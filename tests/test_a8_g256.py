@@ -22,6 +22,7 @@ def weights_of(w: qgemm.Tensor):
     return eight_bits(w.format, w.blocks, w.shape[1])
 
 
+@pytest.mark.usefixtures("engine")
 @over_formats(EVERY_CODES)
 @settings(max_examples=4)
 @given(data=st.data())
@@ -52,6 +53,7 @@ def test_codes_are_within_half_a_unit_of_the_weights(fmt, data):
         )
 
 
+@pytest.mark.usefixtures("engine")
 def test_identity_gives_back_the_codes():
     """One column of x at a time is the code 127 of its group, whose scale is 1/127."""
     w = random_tensor(qgemm.FORMATS["q4_k"], 5, 512, np.random.default_rng(0))
@@ -60,6 +62,7 @@ def test_identity_gives_back_the_codes():
     np.testing.assert_allclose(y.T, quantized.codes * quantized.scale.repeat(COLUMNS, axis=1), rtol=1e-6)
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("k", [32, 96, 128, 160, 256, 288, 640])
 def test_last_groups_may_be_short(k):
     x, w = normal(3, k), random_tensor(qgemm.FORMATS["q5_1"], 70, k, np.random.default_rng(k))
@@ -75,6 +78,7 @@ def test_last_groups_may_be_short(k):
     assert excess(y, *a8_g256_exact(prepared.blocks, weights_of(w))) <= 1
 
 
+@pytest.mark.usefixtures("engine")
 def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
     x, w = normal(4, 256), random_tensor(qgemm.FORMATS["q4_0"], 6, 256, np.random.default_rng(1))
     want = qgemm.matmul(x, w, KIND)
@@ -88,6 +92,7 @@ def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
     np.testing.assert_array_equal(y[~lost], want[~lost])
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("size", [1e-38, 1e-30, 1e30, 3e38])
 def test_any_magnitude_of_x(size):
     """A group below 2^-119 counts as zero; any other is as exact as ordinary x, and overflows only where y does."""
@@ -103,6 +108,7 @@ def test_any_magnitude_of_x(size):
     assert np.abs(prepared.blocks["qs"]).max() == (0 if size == 1e-38 else 127)
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k", "mxfp4", "q2_k", "tq2_0"])
 def test_relative_error_of_products(name):
     """The error against exact products is 1.5% with normal activations, OUTLIER_LIMIT with outlier channels."""
@@ -116,6 +122,7 @@ def test_relative_error_of_products(name):
         assert np.sqrt(((qgemm.matmul(values, w, KIND) - want) ** 2).mean() / (want**2).mean()) < max_error
 
 
+@pytest.mark.usefixtures("engine")
 def test_gated_many_and_experts_take_it():
     rng = np.random.default_rng(3)
     x, ws = normal(3, 128), [random_tensor(qgemm.FORMATS["q4_0"], 10, 128, rng) for _ in range(2)]

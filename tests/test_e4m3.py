@@ -68,6 +68,7 @@ def test_the_nearest_number(value):
     assert abs(Fraction(float(e4m3.NUMBERS[code])) - Fraction(value)) == min(distances)
 
 
+@pytest.mark.usefixtures("engine")
 @settings(max_examples=20)
 @given(data=st.data())
 def test_product_is_the_formula_in_exact_sums(data):
@@ -100,6 +101,7 @@ def test_each_row_and_256_columns_have_a_scale_of_their_own():
     np.testing.assert_array_equal(decoded(weights_of(w)), w.dequantize())
 
 
+@pytest.mark.usefixtures("engine")
 def test_any_row_is_nearer_than_with_integers():
     """e4m3 loses less than a8_g256 even of rows whose exponents are too far apart."""
     rng = np.random.default_rng(1)
@@ -111,6 +113,7 @@ def test_any_row_is_nearer_than_with_integers():
         assert np.abs(qgemm.matmul(prepared, w) - want).max() / np.abs(want).max() < max_error
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("k", [32, 96, 256, 288, 640])
 def test_last_groups_may_be_short(k):
     x, w = normal(3, k), random_tensor(MXFP4, 70, k, np.random.default_rng(k))
@@ -124,6 +127,7 @@ def test_last_groups_may_be_short(k):
     assert excess(qgemm.matmul(x, w, E4M3), *e4m3_exact(prepared.blocks, weights_of(w))) <= 1
 
 
+@pytest.mark.usefixtures("engine")
 def test_nothing_but_its_own_row_meets_nan_and_infinity():
     x, w = normal(4, 512), random_tensor(MXFP4, 6, 512, np.random.default_rng(1))
     want = qgemm.matmul(x, w, E4M3)
@@ -145,6 +149,7 @@ def test_any_magnitude_of_x(size):
     assert (np.abs(e4m3.NUMBERS[blocks["qs"].view(np.uint8)]).max(axis=(1, 2)) == (0 if size == 1e-38 else 448)).all()
 
 
+@pytest.mark.usefixtures("engine")
 def test_relative_error_of_products():
     """The error against exact products is 2.6% with normal activations, 1.8% where outliers dominate the product."""
     rng = np.random.default_rng(2)
@@ -157,6 +162,7 @@ def test_relative_error_of_products():
         assert np.sqrt(((qgemm.matmul(values, w, E4M3) - want) ** 2).mean() / (want**2).mean()) < max_error
 
 
+@pytest.mark.usefixtures("engine")
 def test_gated_many_and_experts_take_it():
     rng = np.random.default_rng(3)
     x, ws = normal(3, 128), [random_tensor(MXFP4, 10, 128, rng) for _ in range(2)]

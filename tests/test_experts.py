@@ -14,6 +14,7 @@ import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.routing import GATE_OF
 
+pytestmark = pytest.mark.usefixtures("engine")
 MULTIPLY = [fmt for fmt in FORMATS if fmt.levels is not None]
 few = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]

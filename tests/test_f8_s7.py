@@ -85,6 +85,7 @@ def test_tiles_hold_blocks_bit_for_bit(fmt, rng):
     assert tile.unpack(fmt, tile.pack(fmt, blocks), 65, 2 * fmt.weights).tobytes() == blocks.tobytes()
 
 
+@pytest.mark.usefixtures("engine")
 @over_formats([S7, F8[0]])
 def test_products_on_the_host(fmt):
     w, x = random_tensor(fmt, 40, 512, np.random.default_rng(1)), normal(7, 512)

@@ -44,7 +44,7 @@ def test_the_gate_of_gpt_oss_clamps_both():
 
 @each_product
 @pytest.mark.parametrize("name", GATES)
-def test_on_the_cpu_it_is_two_products_and_a_gate(fmt, activation, name):
+def test_on_the_cpu_it_is_two_products_and_a_gate(fmt, activation, name, engine):
     rng = np.random.default_rng(7)
     gate, up = (helpers.random_tensor(fmt, 70, 256, rng) for _ in range(2))
     x, biases = helpers.normal(2, 3, gate.shape[1], seed=3), [helpers.normal(70, seed=4), helpers.normal(70, seed=5)]
@@ -52,7 +52,11 @@ def test_on_the_cpu_it_is_two_products_and_a_gate(fmt, activation, name):
         g, u = qgemm.matmul_many(x, [gate, up], activation, biases=pair)
         want = gated_by(name, g, u)
         y = qgemm.gated(x, gate, up, name, activation, biases=pair)
-        np.testing.assert_array_equal(y, want)
+        if engine == "numpy":
+            np.testing.assert_array_equal(y, want)
+        else:  # compiled gates have an exponential of their own
+            assert (np.abs(y - want) <= 12 * FLOAT32 * np.abs(g) * np.abs(gated_up(name, u))).all()
+            want = y
         for dtype in ("float16", "bfloat16", "float64"):
             with np.errstate(over="ignore"):
                 rounded = want.astype(float_dtype(dtype))
@@ -62,6 +66,7 @@ def test_on_the_cpu_it_is_two_products_and_a_gate(fmt, activation, name):
             np.testing.assert_array_equal(out, rounded)
 
 
+@pytest.mark.usefixtures("engine")
 def test_out_may_overlap_x_and_biases():
     gate, up = (qgemm.quantize(helpers.normal(64, 64, seed=seed), "q4_0") for seed in (1, 2))
     x, bias = helpers.normal(3, 64, seed=3), helpers.normal(64, seed=4)
@@ -71,6 +76,7 @@ def test_out_may_overlap_x_and_biases():
     np.testing.assert_array_equal(buffer[1:], want)
 
 
+@pytest.mark.usefixtures("engine")
 def test_prepared_activations_and_empty_arrays():
     gate, up = (qgemm.quantize(helpers.normal(64, 64, seed=seed), "q8_0") for seed in (1, 2))
     x = helpers.normal(3, 64, seed=3)

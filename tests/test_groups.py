@@ -183,6 +183,7 @@ def test_tiles_hold_blocks_bit_for_bit(bits, group, scale, zero, rng):
     assert tiles.shape == (2, -(-2 * fmt.weights // tile.columns(fmt)))
 
 
+@pytest.mark.usefixtures("engine")
 @given(rng=seeds(), m=st.sampled_from((1, 3, 70)), activation=st.sampled_from(("a16", "a8")))
 def test_products_are_those_of_the_decoded_weights(rng, m, activation):
     for name in ("u1_g32", "u1f_g64", "u2z_g64", "u3_g128", "u4z_g128", "u5f_g32_bf16", "u6_row", "u7z_g32", "u8z_g64"):

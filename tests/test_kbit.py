@@ -184,6 +184,7 @@ def test_codebooks_of_every_kind(kind):
     assert w.blocks.tobytes() == b"\xb0" + b"\x22" * 4 + b"\xcc" * 4  # 1.0; codes 0, 1, 2, 2: the first of two equals
 
 
+@pytest.mark.usefixtures("engine")
 def test_a_codebook_is_the_tensors_own():
     levels = np.linspace(-1, 1, 8, dtype=np.float32)
     x = np.random.default_rng(0).standard_normal((4, 6, 64)).astype(np.float32)
@@ -283,6 +284,7 @@ def test_float64_that_rounds_to_the_limit_is_refused():
 # ---------------------------------------------------------------- products
 
 
+@pytest.mark.usefixtures("engine")
 @over_formats(CODEBOOKS)
 @given(data=st.data())
 def test_products_with_any_codebook(fmt, data):
@@ -293,6 +295,7 @@ def test_products_with_any_codebook(fmt, data):
     expected_sums(x, w).check(qgemm.matmul(x, w))
 
 
+@pytest.mark.usefixtures("engine")
 def test_a_product_and_a_decoded_panel_agree_on_a_ragged_matrix():
     """77 rows; few tokens take the products of groups, many take panels."""
     fmt = with_codebook(qgemm.FORMATS["kbit5"], np.random.default_rng(0).uniform(0, 1, 32))

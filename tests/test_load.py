@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from files import safetensors
 from foreign import MODULE
-from helpers import normal
+from helpers import expected_sums, normal
 from hypothesis import given
 from hypothesis import strategies as st
+from measured_errors import Expected
 from numpy.testing import assert_array_equal
 
 import qgemm
-from qgemm.codec import error_bound as bounds
+from qgemm.codec.error_bound import U
 from qgemm.converter import open_source
 from qgemm.formats.kbit import kbit_float32
 
@@ -75,6 +76,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("name", CASES)
 def test_checkpoints_load_exactly(name, tmp_path):
     """Bit for bit the values of the format's description, and a product within the bound of any a16 product."""
@@ -94,17 +96,19 @@ def test_checkpoints_load_exactly(name, tmp_path):
     exact = x.astype(np.float64) @ want.T.astype(np.float64)
     for y in (qgemm.matmul(x, w), x @ w.T, qgemm.matmul_many(x, [w, w])[1]):
         assert y.dtype == np.float32
-        assert bounds.excess(y, exact, product_bound(x, w)) <= 1
+        expected_of(x, w)._replace(y=exact).check(y)
 
 
-def product_bound(x: np.ndarray, w: qgemm.Tensor | qgemm.Reordered | qgemm.Scaled) -> np.ndarray:
-    """The bound of an a16 product; for a view that of its stored matrix, times the factor, which rounds once more."""
+def expected_of(x: np.ndarray, w: qgemm.Tensor | qgemm.Reordered | qgemm.Scaled) -> Expected:
+    """The a16 product; for a view that of its stored matrix, times the factor, which rounds once more."""
     if isinstance(w, qgemm.Scaled):
         factor = 1 / abs(w.factor) if w.divides else abs(w.factor)
-        return product_bound(x, w.tensor) * factor + 2**-21 * np.abs(x) @ np.abs(w.dequantize()).T
+        stored, dense, wide = expected_of(x, w.tensor), w.dequantize(np.float64), x.astype(np.float64)
+        bound = stored.bound * factor + 2**-21 * np.abs(wide) @ np.abs(dense).T
+        return Expected(wide @ dense.T, bound, np.hypot(stored.noise * factor, U * np.sqrt(wide**2 @ dense.T**2)))
     if isinstance(w, qgemm.Reordered):
-        return product_bound(x[:, w.columns], w.tensor)
-    return bounds.a16_bound(x.astype(np.float64), bounds.magnitudes(w.format, w.blocks))
+        return expected_of(x[:, w.columns], w.tensor)
+    return expected_sums(x, w)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -119,6 +123,7 @@ def test_one_reader_serves_the_converter(name, tmp_path):
             assert_array_equal(weight.values(start, stop), want[start:stop])
 
 
+@pytest.mark.usefixtures("engine")
 def test_experts_of_gpt_oss(tmp_path):
     want = foreign.gpt_oss(tmp_path / "m")
     with qgemm.load(tmp_path / "m") as model:
@@ -126,8 +131,7 @@ def test_experts_of_gpt_oss(tmp_path):
     assert w.shape == want.shape
     assert_array_equal(w.dequantize(), want)
     x = normal(2, want.shape[2])
-    bound = bounds.a16_bound(x.astype(np.float64), bounds.magnitudes(w.format, w[1].blocks))
-    assert bounds.excess(qgemm.matmul(x, w[1]), x @ want[1].T.astype(np.float64), bound) <= 1
+    expected_sums(x, w[1])._replace(y=x @ want[1].T.astype(np.float64)).check(qgemm.matmul(x, w[1]))
 
 
 def test_info_lists_them(tmp_path, run):

@@ -27,6 +27,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 TALL = qgemm.quantize(normal(4200, 1024, seed=6), "q4_0")
 
 
+@pytest.mark.usefixtures("engine")
 @each_activation
 @pytest.mark.parametrize("m", [3, 70])
 @pytest.mark.parametrize("shift", [-1024, -5, 0, 1, 1024])
@@ -40,6 +41,7 @@ def test_out_over_a_part_of_x(activation, m, shift):
     np.testing.assert_array_equal(out, want)
 
 
+@pytest.mark.usefixtures("engine")
 @each_activation
 def test_out_over_x_in_other_orders(activation):
     for view in (lambda x: x[::-1], lambda x: x.T, lambda x: x[:, ::-1]):
@@ -48,6 +50,7 @@ def test_out_over_x_in_other_orders(activation):
         np.testing.assert_array_equal(qgemm.matmul(x, W, activation, out=view(x)), want)
 
 
+@pytest.mark.usefixtures("engine")
 @each_activation
 @pytest.mark.parametrize("shift", [-3, 0, 7])
 def test_bias_and_residual_under_out(activation, shift):
@@ -58,6 +61,7 @@ def test_bias_and_residual_under_out(activation, shift):
     np.testing.assert_array_equal(qgemm.matmul(x, W, activation, bias=bias, residual=residual, out=out), want)
 
 
+@pytest.mark.usefixtures("engine")
 @each_activation
 def test_many_outs_over_x_and_over_what_others_add(activation):
     """The first product must not overwrite the input of the second."""
@@ -85,6 +89,7 @@ def test_outs_that_overlap_are_refused_before_any_is_written():
     assert not buffer.any()
 
 
+@pytest.mark.usefixtures("engine")
 def test_outs_beside_each_other_in_one_array():
     """As those of Q, K and V lie: columns of one y, whose extents meet and whose elements do not."""
     x, fused = normal(3, K), np.zeros((3, 2 * N), np.float32)
@@ -141,6 +146,7 @@ def test_types_of_y_that_are_none():
         qgemm.matmul(x, W, out=np.zeros((3, N), np.int32))
 
 
+@pytest.mark.usefixtures("engine")
 def test_arrays_of_a_device_in_a_product_on_the_host():
     there = SimpleNamespace(__dlpack_device__=lambda: (2, 0))
     for who in ("bias", "residual", "out"):
@@ -182,6 +188,7 @@ def test_arrays_of_which_it_is_too_hard_to_tell_count_as_overlapping(monkeypatch
 # ---------------------------------------------------------------- slices of tokens
 
 
+@pytest.mark.usefixtures("engine")
 @each_activation
 def test_every_token_is_computed_however_x_is_sliced(activation):
     """More than the 4 M activations that are converted at a time, and no whole number of slices."""

@@ -11,14 +11,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from files import pack_awq, pack_down, safetensors
-from helpers import converted, left_over, normal
+from helpers import converted, expected_sums, left_over, normal
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 import qgemm
 from qgemm.cli import main as cli
-from qgemm.codec import error_bound as bounds
 from qgemm.converter import open_source
 from qgemm.errors import CheckpointError
 
@@ -92,6 +91,7 @@ CASES = {
 }
 
 
+@pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("name", CASES)
 def test_quantized_checkpoints(name, tmp_path):
     options, targets = CASES[name]
@@ -106,8 +106,7 @@ def test_quantized_checkpoints(name, tmp_path):
             if how == "exact":
                 assert line.error == 0
                 assert_array_equal(w.dequantize(), want)
-                bound = bounds.a16_bound(x, bounds.magnitudes(w.format, w.blocks))
-                assert bounds.excess(qgemm.matmul(x, w), x @ want.astype(np.float64).T, bound) <= 1
+                expected_sums(x, w)._replace(y=x @ want.astype(np.float64).T).check(qgemm.matmul(x, w))
             else:
                 assert 0 < line.error < 2**-11 * 16  # a zero of up to 15 scales, or a scale, rounded to float16
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import normal
+from measured_errors import Expected, noise_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 import qgemm
@@ -35,13 +36,14 @@ VIEWS = {
 views = pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
 
 
-def close(y: np.ndarray, x: np.ndarray, w: np.ndarray, added: object = 0, rounding: float = 0) -> None:
-    """Within what float32 sums of the magnitudes differ by, and rounding to a type once."""
-    x, w = x.astype(np.float64), w.astype(np.float64)
-    want = x @ w.T + added
-    size = bounds.a16_bound(x.reshape(-1, K), np.abs(w)).reshape(want.shape)
-    bound = 2 * size + 2**-20 * np.abs(x) @ np.abs(w).T + 2**-22 * np.abs(added)
-    assert (np.abs(np.asarray(y, np.float64) - want) <= bound + rounding * np.abs(want)).all()
+def close(y: np.ndarray, x: np.ndarray, w: np.ndarray, added: object = 0, dtype: str = "float32") -> None:
+    """y, of a dtype, is x @ w.T plus the addends, by float32 sums; weights of views are rounded once more."""
+    wide, w = x.astype(np.float64).reshape(-1, K), w.astype(np.float64)
+    want = (x.astype(np.float64) @ w.T + added).reshape(-1, N)
+    size = np.abs(wide) @ np.abs(w).T
+    bound = 2 * bounds.a16_bound(wide, np.abs(w)) + 2**-20 * size + 2**-22 * np.abs(want - wide @ w.T)
+    noise = np.hypot(noise_of(wide, np.abs(w), bounds.U, tensor_cores=False), bounds.U * np.abs(want))
+    Expected(want, bound, noise).rounded(dtype).check(np.asarray(y).reshape(-1, N))
 
 
 @views
@@ -57,14 +59,15 @@ def test_what_a_product_takes(make):
     close(qgemm.matmul(x, w, bias=bias, residual=residual), x, dense, bias + residual)
     y = qgemm.matmul(x.astype(np.float16), w, dtype="float16")
     assert y.dtype == np.float16
-    close(y, x.astype(np.float16), dense, rounding=2**-10)
+    close(y, x.astype(np.float16), dense, dtype="float16")
     out = np.full((2, 3, N), np.nan, np.float16)
     assert qgemm.matmul(x, w, bias=bias, out=out) is out
-    close(out, x, dense, bias, 2**-10)
+    close(out, x, dense, bias, "float16")
     doubles = qgemm.matmul(x[0], w, residual=residual[0], out=residual[0])  # the residual may be y
     assert np.shares_memory(doubles, residual)
 
 
+@pytest.mark.usefixtures("engine")
 @views
 def test_several_products(make):
     w, other = make(), stored(seed=8)
@@ -75,6 +78,7 @@ def test_several_products(make):
         close(y, x, weights.dequantize(), np.float64(added))
 
 
+@pytest.mark.usefixtures("engine")
 @views
 def test_gated_products(make):
     """Either or both may be views, of the same order or of two."""
@@ -87,6 +91,7 @@ def test_gated_products(make):
         assert_allclose(out, (g + bias) / (1 + np.exp(-(g + bias))) * u, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.usefixtures("engine")
 @views
 def test_integer_products(make):
     """x is quantized in the order of the blocks, so the product is that of the stored matrix."""
