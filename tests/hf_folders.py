@@ -43,7 +43,7 @@ CONFIG = {
     "vocab_size": V, "hidden_size": E, "intermediate_size": F, "num_hidden_layers": LAYERS, "num_attention_heads": H,
     "num_key_value_heads": G, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-MOE = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": M}
+MOE = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": M, "norm_topk_prob": True}
 OSS = {"num_local_experts": X, "num_experts_per_tok": 2, "sliding_window": 128, "head_dim": D}
 YARN = {
     "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64, "beta_fast": 24.0, "beta_slow": 1.5,
@@ -60,7 +60,7 @@ FOLDERS = {
     "Qwen3ForCausalLM": ({"head_dim": D}, {**ATTENTION, **HEAD_NORMS, **NORMS, **MLP}),
     "Qwen3MoeForCausalLM": ({"head_dim": D, **MOE}, {**ATTENTION, **HEAD_NORMS, **NORMS, **EXPERTS}),
     "Gemma3ForCausalLM": (
-        {"head_dim": D, "sliding_window": 64, "rope_local_base_freq": 5000.0},
+        {"head_dim": D, "query_pre_attn_scalar": D, "sliding_window": 64, "rope_local_base_freq": 5000.0},
         {**ATTENTION, **HEAD_NORMS, **NORMS, **GEMMA3, **MLP},
     ),
     "Phi3ForCausalLM": (

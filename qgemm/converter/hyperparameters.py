@@ -175,10 +175,15 @@ def _rotated_dimensions(config: Config) -> int:
     return int(share * config.need("hidden_size")) // config.need("num_attention_heads")
 
 
+PHI3_TRAINED = 4096  # original_max_position_embeddings of a Phi3Config that leaves it out
+
+
 def phi3_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of phi3, whose long context has factors of its own."""
     context, rope = config.need("max_position_embeddings"), config.rope
     trained = config.integer("original_max_position_embeddings") or rope.integer("original_max_position_embeddings")
+    if rope_kind(rope) == "longrope":
+        trained = trained or PHI3_TRAINED
     common_keys(config, writer)
     writer.add_rope_dimension_count(_rotated_dimensions(config))
     writer.add_rope_scaling_orig_ctx_len(trained or context)
