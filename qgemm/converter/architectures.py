@@ -21,8 +21,10 @@ from .config_rules import Rules
 from .hyperparameters import (
     Config,
     common_keys,
+    gemma2_keys,
     gemma3_keys,
     gpt_oss_keys,
+    granite_keys,
     llama3_factors,
     llama_keys,
     longrope_factors,
@@ -167,6 +169,18 @@ GPT_OSS_LAYER: Shapes = {
 QWEN2_LAYER: Shapes = {**ATTENTION, **BIASES, **BEFORE_FFN}
 QWEN3_LAYER: Shapes = {**ATTENTION, **HEAD_NORMS, **BEFORE_FFN}
 
+POST_NORMS: Shapes = {"post_attention_norm.weight": "E", "post_ffw_norm.weight": "E"}
+ROW_NORMS: Shapes = {"attn_q_norm.weight": "HD", "attn_k_norm.weight": "GD"}
+OLMO2_LAYER: Shapes = {
+    **{name: shape for name, shape in ATTENTION.items() if name != "attn_norm.weight"}, **ROW_NORMS, **POST_NORMS,
+}  # fmt: skip
+GEMMA2_DEFAULTS = {
+    "head_dim": 256, "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+GRANITE_DEFAULTS = {
+    "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0
+}  # fmt: skip
 GPT_OSS_ROTARY = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
                   "original_max_position_embeddings": 4096, "truncate": False}  # fmt: skip
 
@@ -180,6 +194,27 @@ ARCHITECTURES = {
     ),
     "Qwen3MoeForCausalLM": Architecture(
         MODEL_ARCH.QWEN3MOE, qwen3moe_keys, QWEN3_LAYER, config_rules.QWEN3MOE, split=_qwen_experts
+    ),
+    "GemmaForCausalLM": Architecture(
+        MODEL_ARCH.GEMMA, common_keys, {**ATTENTION, **BEFORE_FFN}, config_rules.GEMMA,
+        norms_plus_one=True, defaults={"head_dim": 256, "tie_word_embeddings": True}, space=False,
+    ),
+    "Gemma2ForCausalLM": Architecture(
+        MODEL_ARCH.GEMMA2, gemma2_keys, {**ATTENTION, **BEFORE_FFN, **POST_NORMS}, config_rules.GEMMA2,
+        norms_plus_one=True, defaults=GEMMA2_DEFAULTS, space=False,
+    ),
+    "GraniteForCausalLM": Architecture(
+        MODEL_ARCH.GRANITE, granite_keys, {**ATTENTION, **BEFORE_FFN}, config_rules.GRANITE,
+        rotary_pairs=True, defaults=GRANITE_DEFAULTS,
+    ),
+    "Olmo2ForCausalLM": Architecture(MODEL_ARCH.OLMO2, common_keys, OLMO2_LAYER, config_rules.OLMO2),
+    "OlmoeForCausalLM": Architecture(
+        MODEL_ARCH.OLMOE, common_keys, {**ATTENTION, **ROW_NORMS, **BEFORE_FFN}, config_rules.OLMOE,
+        split=_qwen_experts,
+    ),
+    "SeedOssForCausalLM": Architecture(
+        MODEL_ARCH.SEED_OSS, common_keys, {**ATTENTION, **BIASES, "post_attention_norm.weight": "E"},
+        config_rules.SEED_OSS, defaults={"head_dim": 128},
     ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3,

@@ -15,7 +15,8 @@ FULL, WINDOW = "full_attention", "sliding_attention"
 
 NO_EFFECT = {
     # settings of training, of speed, and of outputs other than logits
-    "attention_dropout", "embd_pdrop", "resid_pdrop", "initializer_range", "router_aux_loss_coef",
+    "attention_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop", "initializer_range",
+    "router_aux_loss_coef",
     "router_jitter_noise", "pretraining_tp", "use_cache", "output_router_logits", "output_hidden_states",
     "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder", "problem_type",
     # labels of other tasks, and facts about the file
@@ -77,10 +78,18 @@ def every(period: int) -> Rule:
     return Rule(None, allows, f"differ from {FULL} in one layer of {period}")
 
 
-def _gemma3_scale(value: Any, config: Config) -> bool:
-    """llama.cpp scales by the head's size, and in the model of 62 layers by the share of a head."""
+def scale_of_head(default: int, layers: int) -> Rule:
+    """The head's size, by which llama.cpp scales; in the model with this number of layers, the share of a head."""
+    return Rule(
+        default,
+        lambda value, config: _scales_by_head(value, config, layers),
+        "differs from head_dim, by which llama.cpp scales",
+    )
+
+
+def _scales_by_head(value: Any, config: Config, layers: int) -> bool:
     share = config.need("hidden_size") // config.need("num_attention_heads")
-    fits: bool = value == (share if config.need("num_hidden_layers") == 62 else config.head_dim)
+    fits: bool = value == (share if config.need("num_hidden_layers") == layers else config.head_dim)
     return fits
 
 
@@ -110,9 +119,23 @@ QWEN3MOE: Rules = {
 }  # fmt: skip
 GEMMA3: Rules = {
     "hidden_activation": only("gelu_pytorch_tanh"), "attention_bias": OFF, "use_bidirectional_attention": OFF,
-    "query_pre_attn_scalar": Rule(256, _gemma3_scale, "differs from head_dim, by which llama.cpp scales"),
+    "query_pre_attn_scalar": scale_of_head(256, 62),
     "layer_types": Rule(None, _gemma3_layers, f"differ from {FULL} in one layer of six"),
     **dict.fromkeys(GEMMA3_PERIOD, Rule(6, lambda value, config: value in (None, 1, 6), "is not 6")),
+}  # fmt: skip
+GEMMA: Rules = {
+    "hidden_act": only("gelu_pytorch_tanh", "gelu"),  # transformers computes tanh's form for both
+    "hidden_activation": only(None, "gelu_pytorch_tanh"), "attention_bias": OFF, "use_bidirectional_attention": OFF,
+}  # fmt: skip
+GEMMA2: Rules = {
+    "hidden_activation": only("gelu_pytorch_tanh"), "attention_bias": OFF, "use_bidirectional_attention": OFF,
+    "query_pre_attn_scalar": scale_of_head(256, 46), "layer_types": every(2),
+}  # fmt: skip
+GRANITE: Rules = LLAMA
+OLMO2: Rules = {"hidden_act": SILU, "attention_bias": OFF}
+OLMOE: Rules = {**OLMO2, "clip_qkv": NONE, "norm_topk_prob": OFF}
+SEED_OSS: Rules = {
+    "hidden_act": SILU, "attention_bias": only(True), "attention_out_bias": OFF, "mlp_bias": OFF,
 }  # fmt: skip
 PHI3: Rules = {"hidden_act": SILU}
 GPT_OSS: Rules = {

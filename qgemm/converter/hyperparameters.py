@@ -223,3 +223,20 @@ def gpt_oss_keys(config: Config, writer: GGUFWriter) -> None:
     common_keys(config, writer)
     writer.add_sliding_window(config.need("sliding_window"))
     writer.add_expert_feed_forward_length(config.need("intermediate_size"))
+
+
+def gemma2_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of gemma 2, half of whose layers have a sliding window."""
+    common_keys(config, writer)
+    writer.add_attn_logit_softcapping(config.need_number("attn_logit_softcapping"))
+    writer.add_final_logit_softcapping(config.need_number("final_logit_softcapping"))
+    writer.add_sliding_window(config.need("sliding_window"))
+
+
+def granite_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of granite: those of llama, and four factors."""
+    llama_keys(config, writer)
+    writer.add_attention_scale(config.need_number("attention_multiplier"))
+    writer.add_embedding_scale(config.need_number("embedding_multiplier"))
+    writer.add_residual_scale(config.need_number("residual_multiplier"))
+    writer.add_logit_scale(config.need_number("logits_scaling"))
