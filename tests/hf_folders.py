@@ -16,6 +16,7 @@ ATTENTION = {
 }  # fmt: skip
 BIASES = {"self_attn.q_proj.bias": (H * D,), "self_attn.k_proj.bias": (G * D,), "self_attn.v_proj.bias": (G * D,)}
 HEAD_NORMS = {"self_attn.q_norm.weight": (D,), "self_attn.k_norm.weight": (D,)}
+ROW_NORMS = {"self_attn.q_norm.weight": (H * D,), "self_attn.k_norm.weight": (G * D,)}
 NORMS = {"input_layernorm.weight": (E,), "post_attention_layernorm.weight": (E,)}
 MLP = {"mlp.gate_proj.weight": (F, E), "mlp.up_proj.weight": (F, E), "mlp.down_proj.weight": (E, F)}
 EXPERTS = {"mlp.gate.weight": (X, E)} | {
@@ -43,7 +44,7 @@ CONFIG = {
     "vocab_size": V, "hidden_size": E, "intermediate_size": F, "num_hidden_layers": LAYERS, "num_attention_heads": H,
     "num_key_value_heads": G, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-MOE = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": M}
+MOE = {"num_experts": X, "num_experts_per_tok": 2, "moe_intermediate_size": M, "norm_topk_prob": True}
 OSS = {"num_local_experts": X, "num_experts_per_tok": 2, "sliding_window": 128, "head_dim": D}
 YARN = {
     "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 64, "beta_fast": 24.0, "beta_slow": 1.5,
@@ -60,9 +61,28 @@ FOLDERS = {
     "Qwen3ForCausalLM": ({"head_dim": D}, {**ATTENTION, **HEAD_NORMS, **NORMS, **MLP}),
     "Qwen3MoeForCausalLM": ({"head_dim": D, **MOE}, {**ATTENTION, **HEAD_NORMS, **NORMS, **EXPERTS}),
     "Gemma3ForCausalLM": (
-        {"head_dim": D, "sliding_window": 64, "rope_local_base_freq": 5000.0},
+        {"head_dim": D, "query_pre_attn_scalar": D, "sliding_window": 64, "rope_local_base_freq": 5000.0},
         {**ATTENTION, **HEAD_NORMS, **NORMS, **GEMMA3, **MLP},
     ),
+    "GemmaForCausalLM": ({"head_dim": D}, {**ATTENTION, **NORMS, **MLP}),
+    "Gemma2ForCausalLM": (
+        {"head_dim": D, "query_pre_attn_scalar": D, "sliding_window": 64, "final_logit_softcapping": 20.0},
+        {**ATTENTION, **NORMS, **GEMMA3, **MLP},
+    ),
+    "GraniteForCausalLM": (
+        {"attention_multiplier": 0.125, "embedding_multiplier": 12.0, "logits_scaling": 8.0},
+        {**ATTENTION, **NORMS, **MLP},
+    ),
+    "Olmo2ForCausalLM": (
+        {},
+        {**ATTENTION, **ROW_NORMS, "post_attention_layernorm.weight": (E,), "post_feedforward_layernorm.weight": (E,),
+         **MLP},
+    ),
+    "OlmoeForCausalLM": (
+        {"num_experts": X, "num_experts_per_tok": 2, "intermediate_size": M},
+        {**ATTENTION, **ROW_NORMS, **NORMS, **EXPERTS},
+    ),
+    "SeedOssForCausalLM": ({"head_dim": D}, {**ATTENTION, **BIASES, **NORMS, **MLP}),
     "Phi3ForCausalLM": (
         {
             "original_max_position_embeddings": 128, "sliding_window": 64,
@@ -81,7 +101,7 @@ def tensors_of(architecture: str) -> dict[str, np.ndarray]:
     """The tensors of a folder, in float16."""
     layer = FOLDERS[architecture][1]
     shapes = {**ENDS, **{f"model.layers.{i}.{name}": shape for i in range(LAYERS) for name, shape in layer.items()}}
-    if architecture == "Gemma3ForCausalLM":
+    if architecture.startswith("Gemma"):
         del shapes["lm_head.weight"]
     rng = np.random.default_rng(0)
     return {name: rng.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}

@@ -17,6 +17,8 @@ ATTENTION = {
 }  # fmt: skip
 BIASES = {"attn_q.bias": (H * D,), "attn_k.bias": (G * D,), "attn_v.bias": (G * D,)}
 HEAD_NORMS = {"attn_q_norm.weight": (D,), "attn_k_norm.weight": (D,)}
+ROW_NORMS = {"attn_q_norm.weight": (H * D,), "attn_k_norm.weight": (G * D,)}
+POST_NORMS = {"post_attention_norm.weight": (E,), "post_ffw_norm.weight": (E,)}
 DENSE = {"ffn_gate.weight": (F, E), "ffn_up.weight": (F, E), "ffn_down.weight": (E, F)}
 
 
@@ -43,6 +45,38 @@ WANTED = {
         "gemma3",
         {**ATTENTION, **HEAD_NORMS, **DENSE, "post_attention_norm.weight": (E,), "post_ffw_norm.weight": (E,)},
         {"attention.sliding_window": 64, "attention.key_length": D, "rope.freq_base_swa": 5000.0},
+    ),
+    "GemmaForCausalLM": ("gemma", {**ATTENTION, **DENSE}, {"attention.key_length": D}),
+    "Gemma2ForCausalLM": (
+        "gemma2",
+        {**ATTENTION, **DENSE, **POST_NORMS},
+        {"attention.sliding_window": 64, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 20.0},
+    ),
+    "GraniteForCausalLM": (
+        "granite",
+        {**ATTENTION, **DENSE},
+        {"attention.scale": 0.125, "embedding_scale": 12.0, "residual_scale": 1.0, "logit_scale": 8.0},
+    ),
+    "Olmo2ForCausalLM": (
+        "olmo2",
+        {
+            **{name: shape for name, shape in ATTENTION.items() if "norm" not in name}, **POST_NORMS, **DENSE,
+            **ROW_NORMS,
+        },
+        {},
+    ),
+    "OlmoeForCausalLM": (
+        "olmoe",
+        {**ATTENTION, **ROW_NORMS, **experts(M)},
+        {"expert_count": X, "expert_used_count": 2, "feed_forward_length": M},
+    ),
+    "SeedOssForCausalLM": (
+        "seed_oss",
+        {
+            **{name: shape for name, shape in ATTENTION.items() if name != "ffn_norm.weight"}, **BIASES, **DENSE,
+            "post_attention_norm.weight": (E,),
+        },
+        {"attention.key_length": D},
     ),
     "Phi3ForCausalLM": (
         "phi3",
@@ -101,7 +135,7 @@ def test_names_shapes_and_keys(architecture, tmp_path):
     tensors, types, metadata, _ = converted(folder(tmp_path / "m", architecture), tmp_path)
     want = {"token_embd.weight": (V, E), "output_norm.weight": (E,)}
     want |= {f"{factors}.weight": (D // 2,) for factors in FACTORS.get(architecture, [])}
-    want |= {} if architecture == "Gemma3ForCausalLM" else {"output.weight": (V, E)}
+    want |= {} if architecture.startswith("Gemma") else {"output.weight": (V, E)}
     want |= {f"blk.{i}.{part}": shape for i in range(LAYERS) for part, shape in layer.items()}
     assert {name: w.shape for name, w in tensors.items()} == want
     assert metadata["general.architecture"] == name

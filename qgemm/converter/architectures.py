@@ -16,11 +16,15 @@ from gguf import MODEL_ARCH, GGUFWriter
 from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 
+from . import config_rules
+from .config_rules import Rules
 from .hyperparameters import (
     Config,
     common_keys,
+    gemma2_keys,
     gemma3_keys,
     gpt_oss_keys,
+    granite_keys,
     llama3_factors,
     llama_keys,
     longrope_factors,
@@ -51,11 +55,12 @@ BIASES: Shapes = {"attn_q.bias": "HD", "attn_k.bias": "GD", "attn_v.bias": "GD"}
 class Architecture(NamedTuple):
     """How a family of models becomes a .gguf model.
 
-    kind: the gguf package's architecture. keys: writes the hyperparameters.
+    kind: the gguf package's architecture. keys: writes the hyperparameters. rules: values that other keys must have.
     layer: the tensors of every layer; those of its feed-forward network are added unless listed.
     rotary_pairs: whether rows of queries and keys move into llama.cpp's rotary order.
     norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
     factors: kind of rotary scaling -> the tensors that it adds.
+    read_rotary: keys of rotary embeddings that only some architectures read.
     space: whether text gets a leading space before tokenization, None if the tokenizer decides.
     split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names; tensors that do
     not fit are refused.
@@ -64,12 +69,14 @@ class Architecture(NamedTuple):
     kind: MODEL_ARCH
     keys: Callable[[Config, GGUFWriter], None]
     layer: Shapes
+    rules: Rules
     rotary_pairs: bool = False
     norms_plus_one: bool = False
     defaults: Mapping[str, Any] = {}
     factors: Mapping[str, Callable[[Config], dict[str, Floats]]] = {}
     split: Callable[[Weight, Refusal], list[Weight]] = lambda weight, refusal: [weight]
     space: bool | None = None
+    read_rotary: tuple[str, ...] = ()
 
     def shapes(self, experts: bool) -> Shapes:
         """The tensors of a layer with or without experts."""
@@ -136,7 +143,7 @@ def _even(weight: Weight, rows: int, refusal: Refusal) -> int:
 
 
 LLAMA = Architecture(
-    MODEL_ARCH.LLAMA, llama_keys, {**ATTENTION, **BEFORE_FFN},
+    MODEL_ARCH.LLAMA, llama_keys, {**ATTENTION, **BEFORE_FFN}, config_rules.LLAMA,
     rotary_pairs=True, factors={"llama3": llama3_factors},
 )  # fmt: skip
 
@@ -148,8 +155,9 @@ GEMMA3_DEFAULTS = {
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "tie_word_embeddings": True,
 }  # fmt: skip
 GEMMA3 = Architecture(
-    MODEL_ARCH.GEMMA3, gemma3_keys, GEMMA3_LAYER, norms_plus_one=True, defaults=GEMMA3_DEFAULTS, space=False
-)
+    MODEL_ARCH.GEMMA3, gemma3_keys, GEMMA3_LAYER, config_rules.GEMMA3,
+    norms_plus_one=True, defaults=GEMMA3_DEFAULTS, space=False,
+)  # fmt: skip
 PHI3_LAYER: Shapes = {
     "attn_norm.weight": "E", "attn_qkv.weight": "QKV E", "attn_output.weight": "E HD", "ffn_norm.weight": "E",
     "ffn_up.weight": "2F E", "ffn_down.weight": "E F",
@@ -161,18 +169,65 @@ GPT_OSS_LAYER: Shapes = {
 QWEN2_LAYER: Shapes = {**ATTENTION, **BIASES, **BEFORE_FFN}
 QWEN3_LAYER: Shapes = {**ATTENTION, **HEAD_NORMS, **BEFORE_FFN}
 
+POST_NORMS: Shapes = {"post_attention_norm.weight": "E", "post_ffw_norm.weight": "E"}
+ROW_NORMS: Shapes = {"attn_q_norm.weight": "HD", "attn_k_norm.weight": "GD"}
+OLMO2_LAYER: Shapes = {
+    **{name: shape for name, shape in ATTENTION.items() if name != "attn_norm.weight"}, **ROW_NORMS, **POST_NORMS,
+}  # fmt: skip
+GEMMA2_DEFAULTS = {
+    "head_dim": 256, "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+GRANITE_DEFAULTS = {
+    "attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0
+}  # fmt: skip
+GPT_OSS_ROTARY = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                  "original_max_position_embeddings": 4096, "truncate": False}  # fmt: skip
+
 ARCHITECTURES = {
     "LlamaForCausalLM": LLAMA,
-    "MistralForCausalLM": LLAMA,
-    "MixtralForCausalLM": LLAMA,
-    "Qwen2ForCausalLM": Architecture(MODEL_ARCH.QWEN2, common_keys, QWEN2_LAYER),
-    "Qwen3ForCausalLM": Architecture(MODEL_ARCH.QWEN3, common_keys, QWEN3_LAYER),
-    "Qwen3MoeForCausalLM": Architecture(MODEL_ARCH.QWEN3MOE, qwen3moe_keys, QWEN3_LAYER, split=_qwen_experts),
+    "MistralForCausalLM": LLAMA._replace(rules=config_rules.MISTRAL),
+    "MixtralForCausalLM": LLAMA._replace(rules=config_rules.MIXTRAL, defaults={"rope_theta": 1e6}),
+    "Qwen2ForCausalLM": Architecture(MODEL_ARCH.QWEN2, common_keys, QWEN2_LAYER, config_rules.QWEN2),
+    "Qwen3ForCausalLM": Architecture(
+        MODEL_ARCH.QWEN3, common_keys, QWEN3_LAYER, config_rules.QWEN3, defaults={"head_dim": 128}
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        MODEL_ARCH.QWEN3MOE, qwen3moe_keys, QWEN3_LAYER, config_rules.QWEN3MOE, split=_qwen_experts
+    ),
+    "GemmaForCausalLM": Architecture(
+        MODEL_ARCH.GEMMA, common_keys, {**ATTENTION, **BEFORE_FFN}, config_rules.GEMMA,
+        norms_plus_one=True, defaults={"head_dim": 256, "tie_word_embeddings": True}, space=False,
+    ),
+    "Gemma2ForCausalLM": Architecture(
+        MODEL_ARCH.GEMMA2, gemma2_keys, {**ATTENTION, **BEFORE_FFN, **POST_NORMS}, config_rules.GEMMA2,
+        norms_plus_one=True, defaults=GEMMA2_DEFAULTS, space=False,
+    ),
+    "GraniteForCausalLM": Architecture(
+        MODEL_ARCH.GRANITE, granite_keys, {**ATTENTION, **BEFORE_FFN}, config_rules.GRANITE,
+        rotary_pairs=True, defaults=GRANITE_DEFAULTS,
+    ),
+    "Olmo2ForCausalLM": Architecture(MODEL_ARCH.OLMO2, common_keys, OLMO2_LAYER, config_rules.OLMO2),
+    "OlmoeForCausalLM": Architecture(
+        MODEL_ARCH.OLMOE, common_keys, {**ATTENTION, **ROW_NORMS, **BEFORE_FFN}, config_rules.OLMOE,
+        split=_qwen_experts,
+    ),
+    "SeedOssForCausalLM": Architecture(
+        MODEL_ARCH.SEED_OSS, common_keys, {**ATTENTION, **BIASES, "post_attention_norm.weight": "E"},
+        config_rules.SEED_OSS, defaults={"head_dim": 128},
+    ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3,
-    "Phi3ForCausalLM": Architecture(MODEL_ARCH.PHI3, phi3_keys, PHI3_LAYER, factors={"longrope": longrope_factors}),
-    "GptOssForCausalLM": Architecture(MODEL_ARCH.GPT_OSS, gpt_oss_keys, GPT_OSS_LAYER, split=_gpt_oss),
-}
+    "Phi3ForCausalLM": Architecture(
+        MODEL_ARCH.PHI3, phi3_keys, PHI3_LAYER, config_rules.PHI3,
+        factors={"longrope": longrope_factors}, read_rotary=("partial_rotary_factor",),
+    ),
+    "GptOssForCausalLM": Architecture(
+        MODEL_ARCH.GPT_OSS, gpt_oss_keys, GPT_OSS_LAYER, config_rules.GPT_OSS, split=_gpt_oss,
+        defaults={"rope_theta": 150000.0, "rope_scaling": GPT_OSS_ROTARY, "head_dim": 64},
+        read_rotary=("truncate",),
+    ),
+}  # fmt: skip
 
 
 def letters(config: Config, tokens: int) -> dict[str, int]:

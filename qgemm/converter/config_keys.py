@@ -85,6 +85,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "rms_norm_eps": number(0, 1),
         "attn_logit_softcapping": FACTOR,
         "final_logit_softcapping": FACTOR,
+        **{f"{name}_multiplier": FACTOR for name in ("attention", "embedding", "residual")},
+        "logits_scaling": FACTOR,
         "tie_word_embeddings": FLAG,
         "rope_theta": ROTARY_BASE,
         "rope_local_base_freq": ROTARY_BASE,

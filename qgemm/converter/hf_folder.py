@@ -23,6 +23,7 @@ from qgemm.formats import FORMATS
 from .architectures import ARCHITECTURES, ENDS, Architecture, letters
 from .checkpoints.configs import MODEL
 from .config_keys import check_config
+from .config_rules import check_rules
 from .hf_names import EXPERT, LAYER_NUMBER, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
 from .hyperparameters import Config, rope_kind
 from .mixture import LAYER
@@ -60,6 +61,7 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
         raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
     check_config(where, values)
     config = Config(where, {**architecture.defaults, **values, **(values.get("text_config") or {})})
+    check_rules(config, architecture.rules, architecture.read_rotary)
     model = _Model(source, config, architecture, tied)
     weights = model.weights()
     writer = GGUFWriter(None, MODEL_ARCH_NAMES[architecture.kind])

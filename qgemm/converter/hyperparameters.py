@@ -175,10 +175,15 @@ def _rotated_dimensions(config: Config) -> int:
     return int(share * config.need("hidden_size")) // config.need("num_attention_heads")
 
 
+PHI3_TRAINED = 4096  # original_max_position_embeddings of a Phi3Config that leaves it out
+
+
 def phi3_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of phi3, whose long context has factors of its own."""
     context, rope = config.need("max_position_embeddings"), config.rope
     trained = config.integer("original_max_position_embeddings") or rope.integer("original_max_position_embeddings")
+    if rope_kind(rope) == "longrope":
+        trained = trained or PHI3_TRAINED
     common_keys(config, writer)
     writer.add_rope_dimension_count(_rotated_dimensions(config))
     writer.add_rope_scaling_orig_ctx_len(trained or context)
@@ -218,3 +223,20 @@ def gpt_oss_keys(config: Config, writer: GGUFWriter) -> None:
     common_keys(config, writer)
     writer.add_sliding_window(config.need("sliding_window"))
     writer.add_expert_feed_forward_length(config.need("intermediate_size"))
+
+
+def gemma2_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of gemma 2, half of whose layers have a sliding window."""
+    common_keys(config, writer)
+    writer.add_attn_logit_softcapping(config.need_number("attn_logit_softcapping"))
+    writer.add_final_logit_softcapping(config.need_number("final_logit_softcapping"))
+    writer.add_sliding_window(config.need("sliding_window"))
+
+
+def granite_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of granite: those of llama, and four factors."""
+    llama_keys(config, writer)
+    writer.add_attention_scale(config.need_number("attention_multiplier"))
+    writer.add_embedding_scale(config.need_number("embedding_multiplier"))
+    writer.add_residual_scale(config.need_number("residual_multiplier"))
+    writer.add_logit_scale(config.need_number("logits_scaling"))

@@ -1,0 +1,42 @@
+"""A tiny random folder becomes a .gguf file of float32, and transformers computes the same logits from both."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import qgemm
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+GEMMA = {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 64}  # the loader leaves the scale at 256
+CONFIGS = {
+    "LlamaConfig": {},
+    "MistralConfig": {"sliding_window": None},
+    "Qwen2Config": {},
+    "Qwen3Config": {"head_dim": 128},
+    "Gemma2Config": GEMMA,
+    "Gemma3TextConfig": GEMMA,
+}  # classes that transformers loads from .gguf files, and their keys besides SIZES
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_of_folder_and_file(name, tmp_path):
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**SIZES, **CONFIGS[name])
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms that are all equal would hide a wrong order
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    model.save_pretrained(tmp_path / "folder")
+    qgemm.convert(tmp_path / "folder", tmp_path / "model.gguf", "f32")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32
+    ).eval()
+    ids = torch.arange(3, 27)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
