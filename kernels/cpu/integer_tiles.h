@@ -27,6 +27,26 @@ static void pack_tile(tile_x* to, const quantized_x* from, const word_order* wor
     }
 }
 
+// Adds the products of a group's codes.
+INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS], const tile_x* x, int group) {
+#ifdef SHORT_WORDS
+    enum { STEP = SHORT_WORDS < GROUP_WORDS ? SHORT_WORDS : GROUP_WORDS };
+#pragma GCC unroll 8
+    for (int first = 0; first < GROUP_WORDS; first += STEP) {
+        i32x16 sums[REGISTER_TOKENS][PANELS];
+        EACH_SUM sums[t][v] = all_ints(0);
+#pragma GCC unroll 8
+        for (int word = group * GROUP_WORDS + first; word < group * GROUP_WORDS + first + STEP; ++word)
+            EACH_SUM sums[t][v] = add_short_dot(sums[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+        EACH_SUM dots[t][v] = add_shorts(dots[t][v], sums[t][v]);
+    }
+#else
+#pragma GCC unroll 8
+    for (int word = group * GROUP_WORDS; word < (group + 1) * GROUP_WORDS; ++word)
+        EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+#endif
+}
+
 INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
     for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
         const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
@@ -35,11 +55,7 @@ INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS],
         for (int group = 0; group < GROUPS; ++group) {
             i32x16 dots[REGISTER_TOKENS][PANELS];
             EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
-#pragma GCC unroll 8
-            for (int j = 0; j < GROUP_WORDS; ++j) {
-                const int word = group * GROUP_WORDS + j;
-                EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
-            }
+            add_group(dots, w, x, group);
             EACH_SUM {
                 const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
                 const f32x16 sum = to_float(dots[t][v]);
