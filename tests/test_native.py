@@ -296,6 +296,22 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
             each_cache.cache_clear()
 
 
+@over_formats([fmt for fmt in WITH_HEADER if fmt.integer])
+@pytest.mark.parametrize("code", [-128, -127, 127])
+def test_sums_of_extreme_activations_do_not_overflow(fmt, code, monkeypatch):
+    """Blocks of x from elsewhere may hold -128, which `quantize_activations` never makes: as NumPy multiplies them."""
+    w = random_tensor(fmt, 33, columns(fmt, 3), np.random.default_rng(8))
+    x = qgemm.quantize_activations(np.ones((24, w.shape[1]), np.float32), "a8")
+    blocks = x.blocks.copy()
+    blocks["qs"], blocks["d"] = code, 2.0**-20
+    blocks["s"] = blocks["d"] * 32 * code
+    x = qgemm.Tensor(x.format, x.shape, blocks)
+    y = qgemm.matmul(x, w)
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
+    expected = qgemm.matmul(x, w)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("activation", OF_INTEGERS)
 @pytest.mark.parametrize("m", [1, 17, 300])
 def test_weights_of_a_call_share_x(m, activation):

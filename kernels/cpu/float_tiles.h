@@ -118,13 +118,17 @@ INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], 
             for (int t = 0; t < PANEL_TOKENS; ++t)
 #pragma GCC unroll 2
                 for (int v = 0; v < PANELS; ++v) dots[t][v] = (f32x16){{{0}}};
-            for (int k = depth; k < depth + DEPTH; ++k)
+            for (int k = depth; k < depth + DEPTH; ++k) {
+                f32x16 column[PANELS];
+#pragma GCC unroll 2
+                for (int v = 0; v < PANELS; ++v) column[v] = load_operand(&w[v].column[k]);
 #pragma GCC unroll 8
                 for (int t = 0; t < PANEL_TOKENS; ++t) {
                     const f32x16 number = all_floats(x[SUPER * t + k]);
 #pragma GCC unroll 2
-                    for (int v = 0; v < PANELS; ++v) dots[t][v] = mul_add(dots[t][v], w[v].column[k], number);
+                    for (int v = 0; v < PANELS; ++v) dots[t][v] = mul_add(dots[t][v], column[v], number);
                 }
+            }
 #pragma GCC unroll 8
             for (int t = 0; t < PANEL_TOKENS; ++t)
 #pragma GCC unroll 2

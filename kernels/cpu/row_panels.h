@@ -7,7 +7,7 @@
 #define TILE_ROWS 16
 #define SUPER 256  // weights unpacked at a time
 
-enum { PANELS = PARTS == 1 ? 2 : 1, REGISTER_TOKENS = PARTS == 1 ? 4 : 2 };  // integer sums in registers
+enum { PANELS = PARTS == 1 ? 2 : 1, REGISTER_TOKENS = PARTS == 4 ? 2 : 4 };  // integer sums in registers
 
 #define EACH_SUM                                                      \
     _Pragma("GCC unroll 4") for (int t = 0; t < REGISTER_TOKENS; ++t) \

@@ -2,7 +2,6 @@
 // then codes.
 #pragma once
 
-#define CODE_BITS 5  // upper bound
 #include "unpacked.h"
 
 // w = d * sc * q - dmin * m: sets scale = d * sc and minimum = -(dmin * m).

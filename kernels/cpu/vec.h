@@ -5,7 +5,7 @@
 // vec/ call intrinsics, one file for each instruction set.
 //
 // Macro: CODE_BITS, the number of bits of a format's unsigned codes. dot() is cheaper for 7 bits (the default) than for
-// 8, and AVX2 without VNNI is faster still for at most 5.
+// 8, and AVX2 without VNNI is faster still the fewer they are.
 #pragma once
 
 #include <stdint.h>

@@ -17,14 +17,14 @@ from qgemm.codec.format import Blocks, Format, floats
 from qgemm.parallel import threads
 from qgemm.tensor import Tensor
 
-from . import decode, experts, fast_path, native, products, reference
+from . import decode, experts, fast_path, native, reference
 
 
 class CpuBackend:
     """`qgemm.backend.Backend` on the host."""
 
     product = staticmethod(fast_path.product)
-    products = staticmethod(products.multiply_many)
+    products = staticmethod(fast_path.products)
     moe_matmul = staticmethod(experts.matmul)
     moe = staticmethod(experts.feed_forward)
 

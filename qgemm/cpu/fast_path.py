@@ -1,99 +1,379 @@
-"""The fast path of a product: float32 rows of NumPy, few enough to be packed at once, by one tensor.
+"""The fast path of every product like an earlier one: by the same weights, on arrays of the same types and shapes.
 
-A tensor keeps a plan, which holds all that depends on the tensor alone, so that a call checks its arrays, fills in two
-addresses and calls C. Every other call goes on to products.py.
+The first of the weights keeps plans, each under its key: the scalar arguments of a call and the facts of its arrays. A
+plan holds the arguments of C, so that a call fills in addresses and calls C. A call without a plan takes the slow path,
+products.py, which checks and converts everything; its plan is made afterwards, if C can work on arrays like these.
+
+The arrays of a call are one sequence: x, the outputs, then a bias and a residual of each product that has them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.arguments import Array, Gated, one_product
-from qgemm.codec.float_types import DType
+from qgemm.arguments import Array, Epilogue, Gated, Request, one_product, several_products
+from qgemm.codec import q8_1_f32
+from qgemm.codec.float_types import DType, dtype_name
 from qgemm.tensor import Tensor
 
-from .native.calls import PACKED_TOKENS, Target
-from .native.libraries import loaded, source
+from .native.calls import GATES, TARGETS, TYPES, Target
 from .native.library import reason
 from .native.pool import ready
-from .native.products import has_library, scratch, scratch_bytes, template
+from .native.products import Operand, Operands, in_place, scratch, targets_of
 from .products import multiply
 
-FLOAT32 = np.dtype(np.float32)
+MAX_PLANS = 256  # that weights keep
+HEAD = object.__basicsize__  # bytes of an array object before its first field, which is the address of its numbers
 
 
-class Plan(NamedTuple):
-    """The constant part of all products by a tensor: its size, the arguments of C, and blocks that do not move."""
+class Library(NamedTuple):
+    """How arrays of one class are read.
 
-    n: int
-    k: int
-    target: Target
-    blocks: NDArray[Any] | None
+    facts: all that a plan depends on, so that an array with equal facts can stand for another; None where C reads no
+    such array. pointer: the address of the first number. strides: in bytes. type: its name. copy: to C order.
+    float32: to that type and C order. new: an output like another -> a call that makes such an array.
+    """
+
+    facts: Callable[[Any], Any]
+    pointer: Callable[[Any], int]
+    strides: Callable[[Any], tuple[int, ...]]
+    type: Callable[[Any], str]
+    copy: Callable[[Any], Any]
+    float32: Callable[[Any], Any]
+    new: Callable[[Any], Callable[[], Any]]
+
+
+class Argument(NamedTuple):
+    """How a plan uses one array: its bytes from first to last, the size of a number, a conversion before C reads it.
+
+    offset: of its address among the arguments of C; negative for x, which is an argument by itself.
+    """
+
+    pointer: Callable[[Any], int]
+    nbytes: int
+    itemsize: int
+    convert: Callable[[Any], Any] | None
+    offset: int
+
+
+class Plan:
+    """The arguments of C for one kind of call.
+
+    used: of each array, in order. outs: how many outputs the caller gives. new: makes each output where it gives none.
+    files: weights whose file is checked at each access, with the offset of their address. guards: pairs of arrays, an
+    output and another, that must not share memory; with a residual, whether it may be the output itself.
+    """
+
+    def __init__(
+        self, targets: Any, packed: int, memory: int, m: int, used: Sequence[Argument], outs: int,
+        new: Sequence[Callable[[], Any]], weights: Sequence[Tensor], own_residuals: set[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        self.targets, self.packed, self.memory, self.m, self.used, self.new = targets, packed, memory, m, used, new
+        self.outs = outs
+        self.converts = any(argument.convert for argument in used)
+        self.pointers = [argument.pointer for argument in used]
+        self.masks = [argument.itemsize - 1 for argument in used]
+        size = ctypes.sizeof(Target)
+        self.files = [(i * size + Target.w.offset, w) for i, w in enumerate(weights) if not w.in_memory]
+        self.weights = weights[1:]  # alive, since their ids are in the key
+        self.guards = [
+            (y, other, used[y].nbytes, used[other].nbytes, (y, other) in own_residuals)
+            for y in range(1, 1 + outs)
+            for other in (0, *range(y + 1, len(used)))
+            if used[other].convert is None
+        ]
+        self.free: list[tuple[Any, int, list[Any]]] = []  # arguments of C that no call uses now
+
+    def run(self, arrays: Sequence[Any]) -> bool:
+        """Whether C could multiply these arrays in place, and did."""
+        if self.converts:
+            arrays = [a if use.convert is None else use.convert(a) for a, use in zip(arrays, self.used, strict=True)]
+        pointers = [pointer(array) for pointer, array in zip(self.pointers, arrays, strict=True)]
+        for pointer, mask in zip(pointers, self.masks, strict=True):
+            if pointer & mask:
+                return False
+        for y, other, size, other_size, may_be_same in self.guards:
+            distance = pointers[other] - pointers[y]
+            if -other_size < distance < size and not (may_be_same and not distance):
+                return False
+        try:
+            targets, address, fields = self.free.pop()
+        except IndexError:
+            targets, address, fields = self._arguments()
+        for field, pointer in zip(fields, pointers[1:], strict=True):
+            field.value = pointer
+        blocks = [w.blocks for _, w in self.files]
+        for (offset, _), memory in zip(self.files, blocks, strict=True):
+            ctypes.c_void_p.from_buffer(targets, offset).value = address_of(memory)
+        memory_of_x = scratch(self.memory)
+        ready().qgemm_multiply(address, len(targets), pointers[0], self.m, memory_of_x, memory_of_x + self.packed)
+        self.free.append((targets, address, fields))
+        return True
+
+    def _arguments(self) -> tuple[Any, int, list[Any]]:
+        """A copy of the arguments, its address, and the addresses of arrays in it."""
+        targets = type(self.targets).from_buffer_copy(self.targets)
+        fields = [ctypes.c_void_p.from_buffer(targets, argument.offset) for argument in self.used[1:]]
+        return targets, ctypes.addressof(targets), fields
 
 
 def product(
     w: Tensor, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
     dtype: DType | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
-    """y of `qgemm.matmul`, or of `gated`: by the plan of w if it serves x, else with all checks and conversions."""
-    alone = bias is None and residual is None and dtype is None and gated is None
-    if alone and type(x) is np.ndarray and x.dtype is FLOAT32 and not reason():
-        plan = w.plans.get(activation) or _plan(w, activation)
-        if plan is not None:
-            y = _planned(plan, w, x, out)
-            if y is not None:
-                return y
-    return multiply(x, one_product(w, bias, residual, out, gated), activation, dtype)[0]
+    """y of `qgemm.matmul`, or of `gated`: by a plan of w, else with all checks and conversions."""
+    added: Sequence[Any] = () if bias is None and residual is None else (bias, residual)
+    if gated is not None:
+        function, up, up_bias = gated
+        added = (bias, up_bias)
+        key, arrays = _key(x, (out,), added, (activation, dtype, function, id(up)))
+    else:
+        key, arrays = _key(x, (out,), added, (activation, dtype))
+    ys = _planned(w, key, arrays)
+    if ys is None:
+        request = one_product(w, bias, residual, out, gated)
+        ys = multiply(x, request, activation, dtype)
+        _remember(w, key, arrays, ys, request, activation)
+    return ys[0]
 
 
-def _planned(plan: Plan, w: Tensor, x: NDArray[Any], out: Any) -> NDArray[Any] | None:
-    """y [..., N] for x [..., K], in `out` if there is one; None if arrays must be checked or converted first."""
-    *leading, k = x.shape or (0,)
-    if k != plan.k or not k <= x.size <= PACKED_TOKENS * k or not (x.flags.c_contiguous and x.flags.aligned):
+def products(
+    x: Array, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
+    outs: Sequence[Array | None] | None, dtype: DType | None,
+) -> list[Any] | None:  # fmt: skip
+    """The list of `qgemm.matmul_many`; None if some weights are no Tensors."""
+    if not all(isinstance(w, Tensor) for w in weights):
         return None
-    shape = (*leading, plan.n)
-    if out is None:
-        out = np.empty(shape, FLOAT32)
-    elif type(out) is not np.ndarray or out.dtype is not FLOAT32 or out.shape != shape or not _writable(out, x):
-        return None
-    m = x.size // k
-    target = Target.from_buffer_copy(plan.target)
-    blocks = plan.blocks
-    if blocks is None:  # a file is checked at each access
-        blocks = w.blocks
-        target.w, target.w_row = blocks.__array_interface__["data"][0], blocks.strides[0]
-    target.y = out.__array_interface__["data"][0]
-    ready().qgemm_multiply(
-        ctypes.addressof(target), 1, x.__array_interface__["data"][0], m, scratch(scratch_bytes(target, m)), None
-    )
-    y: NDArray[Any] = out
-    return y
+    added = () if epilogues is None else [array for epilogue in epilogues for array in epilogue]
+    targets = (None,) if outs is None else outs
+    key, arrays = _key(x, targets, added, (activation, dtype, len(weights), *map(id, weights[1:])))
+    ys = _planned(weights[0], key, arrays)
+    if ys is None:
+        request = several_products(weights, epilogues, outs)
+        ys = multiply(x, request, activation, dtype)
+        _remember(weights[0], key, arrays, ys, request, activation)
+    return ys
 
 
-def _writable(out: NDArray[Any], x: NDArray[Any]) -> bool:
-    """Whether y can be written to `out` while x is read."""
-    flags = out.flags
-    return flags.c_contiguous and flags.writeable and flags.aligned and not np.may_share_memory(out, x)
+def _key(x: Any, outs: Sequence[Any], added: Sequence[Any], scalars: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    """The key of a call and its arrays; the key is None where no plan can serve it."""
+    arrays: list[Any] = []
+    facts: list[Any] = [scalars]
+    for array in (x, *outs, *added):
+        if array is None:
+            facts.append(None)
+            continue
+        library = LIBRARIES.get(type(array)) or _library_of(type(array))
+        fact = None if library is None else library.facts(array)
+        if fact is None:
+            return None, arrays
+        arrays.append(array)
+        facts.append(fact)
+    return tuple(facts), arrays
 
 
-def _plan(w: Tensor, activation: str | None) -> Plan | None:
-    """The plan of a tensor, which keeps it; None for products that only products.py can make."""
-    a8 = activation == "a8"
-    fmt = w.format
-    if activation not in (None, "a8", "a16") or w.ndim != 2 or 0 in w.shape or source(fmt) is None:
+def _planned(w: Tensor, key: Any, arrays: list[Any]) -> list[Any] | None:
+    """The outputs of a call by its plan; None without one."""
+    plan = w.plans.get(key)
+    if plan is None or reason():
         return None
-    engine = loaded(fmt) if fmt.integer or not a8 else None
-    if engine is None or (a8 and not has_library("a8")):
+    if plan.new:
+        ys = [new() for new in plan.new]
+        arrays = [arrays[0], *ys, *arrays[1:]]
+    else:
+        ys = arrays[1 : 1 + plan.outs]
+    return ys if plan.run(arrays) else None
+
+
+# ---------------------------------------------------------------- planning
+
+
+def _remember(
+    w: Tensor, key: Any, arrays: list[Any], ys: Sequence[Any], request: Request, activation: str | None
+) -> None:
+    """Keep the plan of a call that was just made, if C can work on arrays like these."""
+    plan = None if key is None or reason() else _plan(arrays, ys, request, activation)
+    if plan is not None:
+        if len(w.plans) >= MAX_PLANS:
+            w.plans.clear()
+        w.plans[key] = plan
+
+
+def _plan(arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation: str | None) -> Plan | None:
+    """The plan of a call with these outputs; None where C would need anything but the arrays and their conversions."""
+    weights, epilogues, _, function = request
+    outs, x = [out for out in request.outs if out is not None], arrays[0]
+    kind = activation or ("a8" if type(x) is Tensor else "a16")
+    if len(weights) > TARGETS or len(outs) not in (0, len(ys)) or not in_place(weights, kind):
         return None
-    blocks = w.blocks
-    if blocks.strides[-1] != fmt.block_bytes or blocks.strides[0] < 0:
+    m, k = prod(x.shape[:-1]), x.shape[-1]
+    operand, use_of_x = _read_rows(x, k)
+    used, own_residuals = [use_of_x], set()
+    if operand is None or not m:
         return None
-    target = Target.from_buffer_copy(template(engine, fmt, w.shape, activation or "a16"))
-    target.w, target.w_row = blocks.ctypes.data, blocks.strides[0]
-    target.x_row, target.y_row = FLOAT32.itemsize * w.shape[1], FLOAT32.itemsize * w.shape[0]
-    plan = w.plans[activation] = Plan(w.shape[0], w.shape[1], target, blocks if w.in_memory else None)
-    return plan
+    for i, y in enumerate(ys):
+        operand_of_y, use = _read_rows(y, y.shape[-1])
+        if operand_of_y is None or use.convert is not None:
+            return None
+        used.append(use._replace(offset=i * ctypes.sizeof(Target) + Target.y.offset))
+    operands = []
+    for i, (w, (bias, residual)) in enumerate(zip(weights, epilogues, strict=True)):
+        start = i * ctypes.sizeof(Target)
+        if bias is not None:
+            use_of_bias = _read_bias(bias)
+            if use_of_bias is None:
+                return None
+            used.append(use_of_bias._replace(offset=start + Target.bias.offset))
+        added = None
+        if residual is not None:
+            added, use = _read_rows(residual, residual.shape[-1], flat=True)
+            if added is None:
+                return None
+            if use.convert is None and _library(ys[i]).type(ys[i]) == _library(residual).type(residual):
+                own_residuals.add((1 + i, len(used)))
+            used.append(use._replace(offset=start + Target.residual.offset))
+        y = None if function and i else _read_rows(ys[i], ys[i].shape[-1])[0]
+        gate = GATES[function] if function and not i else 0
+        operands.append(Operands(w, w.blocks, y, 0, added, gate))
+    targets, packed, converted = targets_of(operands, operand, m, k, kind)
+    new = [] if outs else [_library(y).new(y) for y in ys]
+    return Plan(targets, packed, packed + converted, m, used, len(outs), new, weights, own_residuals)
+
+
+def _library(array: Any) -> Library:
+    return LIBRARIES.get(type(array)) or LIBRARIES[np.ndarray]
+
+
+def _read_rows(array: Any, k: int, flat: bool = False) -> tuple[Operand | None, Argument]:
+    """An array [..., k] as C reads its rows, from a copy where these are not equally far apart.
+
+    flat: whether only rows without a gap are read in place. No Operand for a type that C does not read.
+    """
+    library = LIBRARIES.get(type(array)) or _library_of(type(array)) or LIBRARIES[np.ndarray]
+    name = library.type(array)
+    if type(array) is Tensor:
+        size, itemsize, code = k // q8_1_f32.FORMAT.weights * q8_1_f32.DTYPE.itemsize, 4, None
+    elif name in TYPES:
+        code, itemsize = TYPES[name], SIZES[name]
+        size = k * itemsize
+    else:
+        return None, _NO_ARGUMENT
+    row, convert = _row(array.shape, library.strides(array), itemsize, size), None
+    if row is None or row % itemsize or (flat and row != size):
+        row, convert = size, library.copy
+    m = prod(array.shape[:-1])
+    use = Argument(library.pointer, (m - 1) * row + size, itemsize, convert, -1)
+    return Operand(0, row, code), use
+
+
+def _row(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, size: int) -> int | None:
+    """Bytes from a row of [..., K] to the next; None if that differs, or if a row has gaps."""
+    if shape[-1] > 1 and strides[-1] not in (itemsize, size // shape[-1], q8_1_f32.DTYPE.itemsize):
+        return None
+    row = None
+    reach = 1
+    for length, stride in zip(reversed(shape[:-1]), reversed(strides[:-1]), strict=True):
+        if length == 1:
+            continue
+        if row is None:
+            row = stride
+        elif stride != row * reach:
+            return None
+        reach *= length
+    return size if row is None else row if row >= 0 else None
+
+
+def _read_bias(bias: Any) -> Argument | None:
+    """How C reads a bias: as float32 without gaps. A float64 may need an error handler, which the slow path has."""
+    library = LIBRARIES.get(type(bias))
+    if library is None or library.type(bias) not in ("float32", "float16", "bfloat16"):
+        return None
+    plain = library.type(bias) == "float32" and (len(bias) < 2 or library.strides(bias)[-1] == 4)
+    return Argument(library.pointer, 4 * len(bias), 4, None if plain else library.float32, 0)
+
+
+# ---------------------------------------------------------------- libraries
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """The address of an array of NumPy, as compiled extensions read it: `ctypes.data` costs ten times as much."""
+    address: int | None = ctypes.c_void_p.from_address(id(array) + HEAD).value
+    return address or 0
+
+
+if sys.implementation.name != "cpython" or address_of(_probe := np.zeros(1)) != _probe.ctypes.data:
+
+    def address_of(array: NDArray[Any]) -> int:
+        """The address of an array of NumPy."""
+        return int(array.ctypes.data)
+
+
+def _numpy_facts(x: NDArray[Any]) -> Any:
+    return np.ndarray, x.dtype, x.shape, x.strides, x.flags.writeable
+
+
+def _numpy_type(x: NDArray[Any]) -> str:
+    return dtype_name(x.dtype) if x.dtype.isnative else ""
+
+
+def _prepared_facts(x: Tensor) -> Any:
+    """Facts of activations that were prepared for "a8"; None for other tensors and for those of a file."""
+    if x.format is not q8_1_f32.FORMAT or not x.in_memory:
+        return None
+    return Tensor, x.shape, x.blocks.strides
+
+
+def _copied(x: Tensor) -> Tensor:
+    return Tensor(x.format, x.shape, np.ascontiguousarray(x.blocks))
+
+
+def _torch(torch: Any) -> Library:
+    """The functions of torch for tensors in the memory of the host."""
+
+    def facts(x: Any) -> Any:
+        if not x.is_cpu or x.is_neg() or x.layout is not torch.strided:
+            return None
+        return torch, x.dtype, x.shape, x.stride(), x.requires_grad
+
+    def new(y: Any) -> Callable[[], Any]:
+        return partial(torch.empty, tuple(y.shape), dtype=y.dtype, device=y.device)
+
+    return Library(
+        facts=facts, pointer=torch.Tensor.data_ptr,
+        strides=lambda x: tuple(stride * x.element_size() for stride in x.stride()),
+        type=lambda x: str(x.dtype).removeprefix("torch."),
+        copy=lambda x: x.detach().contiguous(),
+        float32=lambda x: x.detach().float().contiguous(),
+        new=new,
+    )  # fmt: skip
+
+
+def _library_of(kind: type) -> Library | None:
+    """The library of a class of arrays that comes for the first time; None where C reads none of them."""
+    torch = sys.modules.get("torch")
+    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+        LIBRARIES[torch.Tensor] = LIBRARIES[torch.nn.Parameter] = _torch(torch)
+    return LIBRARIES.get(kind)
+
+
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_NO_ARGUMENT = Argument(address_of, 0, 1, None, -1)
+LIBRARIES: dict[type, Library] = {
+    np.ndarray: Library(
+        facts=_numpy_facts, pointer=address_of, strides=lambda x: x.strides, type=_numpy_type,
+        copy=np.ascontiguousarray, float32=partial(np.ascontiguousarray, dtype=np.float32),
+        new=lambda y: partial(np.empty, y.shape, y.dtype),
+    ),
+    Tensor: Library(
+        facts=_prepared_facts, pointer=lambda x: address_of(x.blocks), strides=lambda x: x.blocks.strides,
+        type=lambda x: "", copy=_copied, float32=_copied, new=lambda y: partial(np.empty, y.shape, y.dtype),
+    ),
+}  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm import arguments
-from qgemm.arguments import Array, Epilogue, Request, output_dtype, several_products
+from qgemm.arguments import Array, Epilogue, Request, output_dtype
 from qgemm.arrays import as_numpy, as_target, like, rounds_itself, torch_of, written
 from qgemm.codec import group_activations, q8_1_f32
 from qgemm.codec.float_types import DType, dtype_name
@@ -40,16 +40,6 @@ class Job(NamedTuple):
     w: Tensor
     y: NDArray[Any]
     epilogue: Epilogue
-
-
-def multiply_many(
-    x: Array, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
-    outs: Sequence[Array | None] | None, dtype: DType | None,
-) -> list[Any] | None:  # fmt: skip
-    """The list of `qgemm.matmul_many`; None if some weights are no Tensors."""
-    if not all(isinstance(w, Tensor) for w in weights):
-        return None
-    return multiply(x, several_products(weights, epilogues, outs), activation, dtype)
 
 
 def multiply(x: Array, request: Request, activation: str | None, dtype: DType | None) -> list[Any]:

@@ -1,4 +1,5 @@
 // q4_0: w = d * (q - 8), q in 0..15. Twin of qgemm/formats/q4_0.py.
+#define CODE_BITS 4
 #include "../blocks_of_32.h"
 
 #define ZERO 8

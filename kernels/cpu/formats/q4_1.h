@@ -1,4 +1,5 @@
 // q4_1: w = d * q + m, q in 0..15. Twin of qgemm/formats/q4_1.py.
+#define CODE_BITS 4
 #include "../blocks_of_32.h"
 
 #define MINIMUM 1

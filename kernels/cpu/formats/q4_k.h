@@ -1,4 +1,5 @@
 // q4_k: w = d * sc * q - dmin * m, q in 0..15. Twin of qgemm/formats/q4_k.py.
+#define CODE_BITS 4
 #include "../six_bit_scales.h"
 
 #define MINIMUM 1

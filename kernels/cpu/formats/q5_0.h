@@ -1,4 +1,5 @@
 // q5_0: w = d * (q - 16), q in 0..31. Twin of qgemm/formats/q5_0.py.
+#define CODE_BITS 5
 #include "../blocks_of_32.h"
 
 #define ZERO 16

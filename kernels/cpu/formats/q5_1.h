@@ -1,4 +1,5 @@
 // q5_1: w = d * q + m, q in 0..31. Twin of qgemm/formats/q5_1.py.
+#define CODE_BITS 5
 #include "../blocks_of_32.h"
 
 #define MINIMUM 1

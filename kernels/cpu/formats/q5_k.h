@@ -1,4 +1,5 @@
 // q5_k: q4_k with a fifth bit. Bit g of byte j of qh belongs to weight 32 g + j. Twin of qgemm/formats/q5_k.py.
+#define CODE_BITS 5
 #include "../six_bit_scales.h"
 
 #define MINIMUM 1

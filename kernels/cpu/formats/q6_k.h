@@ -1,4 +1,5 @@
 // q6_k: w = d * sc * (q - 32), q in 0..63, groups of 16. Twin of qgemm/formats/q6_k.py.
+#define CODE_BITS 6
 #include "../unpacked.h"
 
 // Byte 64 h + 32 p + j of ql holds weight 128 h + 32 p + j in the low nibble and the weight 64 places after it in the

@@ -8,6 +8,14 @@ INLINE f32x8 add_halves(f32x16 v) { return v.part[0] + v.part[1]; }
 
 #include "x86.h"
 
+// A vector that stays in registers: GCC would load it again for each instruction that multiplies it, and two loads a
+// clock are fewer than the multiplications.
+INLINE f32x16 load_operand(const f32x16* from) {
+    f32x16 result = *from;
+    EACH_PART __asm__("" : "+x"(result.part[i]));
+    return result;
+}
+
 // Concatenates four vectors of 16 bytes.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     u8x64 result;
@@ -57,6 +65,39 @@ INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
     }
     return acc;
 }
+
+#if !defined(__AVXVNNI__)
+// sums of 16 bits, plus two products each of signed codes from -127 on: |x| times the codes with the sign of x.
+#define SIGNED_DOT
+INLINE i32x16 add_signed_dot(i32x16 sums, u8x64 codes, i8x64 x) {
+    EACH_PART {
+        const __m256i b = (__m256i)x.part[i], signed_codes = _mm256_sign_epi8((__m256i)codes.part[i], b);
+        const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(b), signed_codes);
+        sums.part[i] = (i32_part)_mm256_add_epi16((__m256i)sums.part[i], products);
+    }
+    return sums;
+}
+
+// acc[i] + the two sums of 16 bits in lane i.
+INLINE i32x16 add_shorts(i32x16 acc, i32x16 sums) {
+    EACH_PART acc.part[i] += (i32_part)_mm256_madd_epi16((__m256i)sums.part[i], _mm256_set1_epi16(1));
+    return acc;
+}
+#endif
+
+#if CODE_BITS < 7 && !defined(__AVXVNNI__)
+// Words of four codes whose products with x, in -128..127, add up to sums of 16 bits without overflow.
+#define SHORT_WORDS (CODE_BITS <= 4 ? 8 : CODE_BITS == 5 ? 4 : 2)
+
+// sums of 16 bits, plus two products each.
+INLINE i32x16 add_short_dot(i32x16 sums, u8x64 codes, i8x64 x) {
+    EACH_PART {
+        const __m256i products = _mm256_maddubs_epi16((__m256i)codes.part[i], (__m256i)x.part[i]);
+        sums.part[i] = (i32_part)_mm256_add_epi16((__m256i)sums.part[i], products);
+    }
+    return sums;
+}
+#endif
 
 #if CODE_BITS <= 5 && !defined(__AVXVNNI__)  // eight products fit in 16 bits: half as many additions
 #define SHORT_SUMS

@@ -3,6 +3,9 @@
 
 #include <arm_neon.h>
 
+// A vector that many instructions multiply.
+INLINE f32x16 load_operand(const f32x16* from) { return *from; }
+
 // Concatenates four vectors of 16 bytes.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) { return (u8x64){{a, b, c, d}}; }
 

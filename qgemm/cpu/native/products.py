@@ -190,37 +190,84 @@ def _digits(fmt: Format, activation: str) -> int | None:
 
 def _multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
     """All products in one call; x contiguous."""
+    operands = [_operands(p) for p in products]
+    kind = None if activation != "a16" and x.dtype.names else TYPES[dtype_name(x.dtype)]
+    k = products[0].w.shape[1]
+    targets, packed, converted = targets_of(operands, Operand(0, x.strides[0], kind), len(x), k, activation)
+    memory = scratch(packed + converted)
+    ready().qgemm_multiply(targets, len(products), x.ctypes.data, len(x), memory, memory + packed)
+
+
+def _operands(p: Product) -> Operands:
+    """The operands of a product, whose blocks are copied if a row has gaps."""
+    blocks, bias = p.w.blocks, 0 if p.bias is None else p.bias.ctypes.data
+    if blocks.strides[-1] != p.w.format.block_bytes:
+        blocks = np.ascontiguousarray(blocks)
+    y, residual = (
+        None if array is None else Operand(array.ctypes.data, array.strides[0], TYPES[dtype_name(array.dtype)])
+        for array in (p.y, p.residual)
+    )
+    return Operands(p.w, blocks, y, bias, residual, p.gate)
+
+
+class Operand(NamedTuple):
+    """Rows of numbers as C reads or writes them.
+
+    row: bytes from a row to the next. type: a code of TYPES, None for blocks of activations.
+    """
+
+    address: int
+    row: int
+    type: int | None
+
+
+class Operands(NamedTuple):
+    """One product of a call for C: weights with their blocks, y unless another product gates it, terms to add."""
+
+    w: Tensor
+    blocks: Blocks
+    y: Operand | None
+    bias: int
+    residual: Operand | None
+    gate: int
+
+
+def in_place(weights: Sequence[Tensor], activation: str) -> bool:
+    """Whether C multiplies by the blocks of all these weights where they lie, in one call."""
+    for w in weights:
+        if activation not in ("a16", "a8") or w.ndim != 2 or 0 in w.shape or not serves(w.format):
+            return False
+        if source(w.format) is None or _digits(w.format, activation) is None or loaded(w.format) is None:
+            return False
+        if w.blocks.strides[-1] != w.format.block_bytes or w.blocks.strides[0] < 0:
+            return False
+    return has_library(activation)
+
+
+def targets_of(products: Sequence[Operands], x: Operand, m: int, k: int, activation: str) -> tuple[Any, int, int]:
+    """The arguments of C for products of x [m, k]; the bytes for x packed, and for x converted to float32."""
     targets = (Target * len(products))()
     packers: dict[tuple[Any, ...], int] = {}
-    keep, nbytes = [], 0
+    nbytes = 0
     for i, p in enumerate(products):
-        blocks, target = p.w.blocks, template(loaded(p.w.format), p.w.format, p.w.shape, activation)
-        if blocks.strides[-1] != p.w.format.block_bytes:
-            blocks = np.ascontiguousarray(blocks)
-        keep.append(blocks)
-        targets[i] = target
+        targets[i] = template(loaded(p.w.format), p.w.format, p.w.shape, activation)
         target = targets[i]  # the copy in the array of C
-        target.w, target.w_row, target.x_row = blocks.ctypes.data, blocks.strides[0], x.strides[0]
+        target.w, target.w_row, target.x_row = p.blocks.ctypes.data, p.blocks.strides[0], x.row
         if p.y is not None:
-            target.y, target.y_row, target.y_type = p.y.ctypes.data, p.y.strides[0], TYPES[dtype_name(p.y.dtype)]
-        if p.bias is not None:
-            target.bias = p.bias.ctypes.data
+            target.y, target.y_row, target.y_type = p.y
+        target.bias = p.bias or None
         if p.residual is not None:
-            target.residual, target.residual_row = p.residual.ctypes.data, p.residual.strides[0]
-            target.residual_type = TYPES[dtype_name(p.residual.dtype)]
+            target.residual, target.residual_row, target.residual_type = p.residual
         target.gate = p.gate
-        if activation != "a16" and x.dtype.names:  # blocks
+        if x.type is None:
             target.quantize = None
         else:
-            target.x_type = TYPES[dtype_name(x.dtype)]
+            target.x_type = x.type
         target.packed_by = packers.setdefault((target.pack, target.digits), i)
         if target.packed_by == i:
-            nbytes += scratch_bytes(target, len(x))
-    converted = (
-        0 if not targets[0].x_type else min(len(x), tokens(targets[0])) * x.shape[1] * np.dtype(np.float32).itemsize
-    )
-    memory = scratch(nbytes + converted)
-    ready().qgemm_multiply(targets, len(products), x.ctypes.data, len(x), memory, memory + nbytes)
+            nbytes += scratch_bytes(target, m)
+    converted = min(m, tokens(targets[0])) * k * np.dtype(np.float32).itemsize if targets[0].x_type else 0
+    return targets, nbytes, converted
 
 
 def tokens(target: Target) -> int:

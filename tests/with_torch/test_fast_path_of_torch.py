@@ -1,0 +1,71 @@
+"""Tensors of torch on the host by the fast path of qgemm/cpu/fast_path.py: the bits of first calls, and of NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import qgemm
+from qgemm.cpu import fast_path
+from qgemm.cpu.native import library
+
+pytestmark = [pytest.mark.compiles, pytest.mark.skipif(bool(library.reason()), reason=library.reason())]
+N, K = 40, 256
+TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch):
+    """The calls that take the slow path."""
+    monkeypatch.delenv("QGEMM_CPU", raising=False)
+    calls, plain = [], fast_path.multiply
+    monkeypatch.setattr(fast_path, "multiply", lambda *arguments: calls.append(arguments) or plain(*arguments))
+    return calls
+
+
+@pytest.fixture
+def w():
+    return qgemm.quantize(np.random.default_rng(0).standard_normal((N, K)), "q4_0")
+
+
+def without_plans(w):
+    return qgemm.Tensor(w.format, w.shape, w.blocks)
+
+
+@pytest.mark.parametrize("y_type", TYPES)
+@pytest.mark.parametrize("x_type", TYPES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_second_calls_have_the_bits_of_first_ones(x_type, y_type, strided, w, slow):
+    """With a bias and a residual, into a new y and into one of the caller."""
+    for _ in range(2):
+        x = torch.randn(3, 2 * K if strided else K, dtype=torch.float32).to(x_type)[:, :: 2 if strided else 1]
+        bias, residual = torch.nn.Parameter(torch.randn(N)), torch.randn(3, N).to(y_type)
+        out = torch.empty(3, N, dtype=y_type)
+        y = qgemm.matmul(x, w, bias=bias, residual=residual, dtype=y_type)
+        assert qgemm.matmul(x, w, bias=bias, residual=residual, out=out) is out
+        count = len(slow)
+    assert count == 2
+    assert y.dtype == y_type
+    assert torch.equal(y, qgemm.matmul(x, without_plans(w), bias=bias, residual=residual, dtype=y_type))
+    assert torch.equal(y, out)
+
+
+def test_what_c_cannot_read_takes_the_slow_path(w):
+    """Lazy negation, an out that requires grad, another library's out: after calls that left a plan."""
+    x, out = torch.randn(3, K), torch.empty(3, N)
+    for _ in range(2):
+        qgemm.matmul(x, w, out=out)
+        qgemm.matmul(x, w)
+    negative = torch.complex(torch.zeros(3, K), x).conj().imag
+    assert negative.is_neg()
+    with pytest.raises(RuntimeError, match="negative"):
+        qgemm.matmul(negative, w)
+    with pytest.raises(qgemm.UnsupportedError, match="requires grad"):
+        qgemm.matmul(x, w, out=torch.empty(3, N, requires_grad=True))
+    memory = np.empty((3, N), np.float32)
+    for _ in range(2):
+        assert qgemm.matmul(x, w, out=memory) is memory
+        np.testing.assert_array_equal(memory, qgemm.matmul(x.numpy(), w))
+    y = qgemm.matmul(x.requires_grad_(), w)
+    assert not y.requires_grad
