@@ -12,8 +12,8 @@ from qgemm.codec.format import Format
 from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 
-from .gradients import Product, differentiated
-from .ops import PLAIN, check_tensor, product, traced, traced_linear
+from .gradients import Product, differentiated, graph_linear
+from .ops import PLAIN, check_tensor, product, traced
 from .views import BUFFERS, ViewedModule
 
 autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; called per forward
@@ -154,7 +154,7 @@ class QLinear(ViewedModule):
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None, wide: bool = False) -> torch.Tensor:
         if traced(x):
-            return traced_linear(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
+            return graph_linear(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
         if differentiated(x, bias):
             return Product.apply(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
         return product(x, self.packed, bias, self.activation, wide)
