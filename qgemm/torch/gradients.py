@@ -13,25 +13,27 @@ from torch.autograd import forward_ad
 
 from qgemm.errors import UnsupportedError
 
-from . import ops
+from .ops import (
+    library,
+    linear_backward,
+    linear_forward,
+    product_spec,
+    traced,
+    traced_linear,
+    traced_linear_backward,
+    traced_linear_forward,
+)
 
-
-exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 or later
-
-
-def needs_gradient(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether autograd must record a product of x."""
-    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 or later
+is_grad_enabled, is_transforming = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 
 
 def differentiated(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether a product of x takes part in a derivative or a transform, and must be recorded."""
-    return needs_gradient(x, bias) or transformed()
-
-
-def transformed() -> bool:
-    """Whether forward-mode differentiation or a transform of torch.func is active."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()  # type: ignore[no-any-return]
+    if is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return True
+    return forward_ad._current_level >= 0 or is_transforming()
 
 
 def _batched(
@@ -48,8 +50,8 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *scalars: Any) -> torch.Tensor:
-        forward = ops.traced_linear_forward if ops.traced(x) else ops.linear_forward
-        return forward(x, weight, bias, ops.product_spec(*scalars))
+        forward = traced_linear_forward if traced(x) else linear_forward
+        return forward(x, weight, bias, product_spec(*scalars))
 
     @staticmethod
     def setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -83,7 +85,7 @@ class Transposed(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> torch.Tensor:
-        backward = ops.traced_linear_backward if ops.traced(inputs[0]) else ops.linear_backward
+        backward = traced_linear_backward if traced(inputs[0]) else linear_backward
         return backward(*inputs)
 
     @staticmethod
@@ -129,10 +131,13 @@ def graph_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str, n: int, k: int, activation: str,
     wide: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """A product in a graph. An exported program keeps its gradients, a compiled one is guarded by what needs them."""
-    if torch.compiler.is_dynamo_compiling() and not exporting() and not differentiated(x, bias):
-        return ops.traced_linear_forward(x, weight, bias, ops.product_spec(format, n, k, activation, wide))
-    return ops.traced_linear(x, weight, bias, format, n, k, activation, wide)
+    """A product in a graph: a compiled one, whose guards repeat the question, has a gradient only where one is needed.
+
+    Names are globals of this module, because torch.compile checks each path of attributes at every call.
+    """
+    if is_dynamo_compiling() and not is_exporting() and not differentiated(x, bias):
+        return traced_linear_forward(x, weight, bias, product_spec(format, n, k, activation, wide))
+    return traced_linear(x, weight, bias, format, n, k, activation, wide)
 
 
 def _linear(
@@ -142,7 +147,7 @@ def _linear(
     """The op qgemm::linear in terms of the others."""
     if differentiated(x, bias):
         return Product.apply(x, weight, bias, format, n, k, activation, wide)
-    return ops.traced_linear_forward(x, weight, bias, ops.product_spec(format, n, k, activation, wide))
+    return traced_linear_forward(x, weight, bias, product_spec(format, n, k, activation, wide))
 
 
-ops.library.impl("linear", _linear, "CompositeImplicitAutograd")
+library.impl("linear", _linear, "CompositeImplicitAutograd")

@@ -51,12 +51,13 @@ traced_linear_forward = torch.ops.qgemm.linear_forward.default
 traced_linear_backward = torch.ops.qgemm.linear_backward.default
 traced_embedding = torch.ops.qgemm.embedding.default
 
+is_compiling = torch.compiler.is_compiling
 tracing = torch._C._is_tracing  # the test of torch.jit.is_tracing
 
 
 def traced(x: torch.Tensor) -> bool:
     """Whether x stands for a tensor of a graph being traced, where only ops are allowed."""
-    return type(x) not in PLAIN or x.is_meta or torch.compiler.is_compiling() or tracing()
+    return is_compiling() or type(x) not in PLAIN or x.is_meta or tracing()
 
 
 def check_tensor(x: object, layer: torch.nn.Module) -> None:
