@@ -289,7 +289,7 @@ def test_export_and_back(tmp_path, strict):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_layer_has_gradients(strict):
-    """Of whatever needs one where it is loaded, as an eager layer has."""
+    """x may need a gradient where the program is loaded, as with an eager layer."""
     layer, x = QLinear.from_tensor(weights("q8_0"), normal(40)), normal(3, 128)
     loaded = torch.export.export(layer, (x,), strict=strict).module()
     gradients = []
