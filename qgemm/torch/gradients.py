@@ -24,16 +24,28 @@ from .ops import (
     traced_linear_forward,
 )
 
-is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+is_dynamo_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 or later
-is_grad_enabled, is_transforming = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
 
 
 def differentiated(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether a product of x takes part in a derivative or a transform, and must be recorded."""
-    if is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        return True
-    return forward_ad._current_level >= 0 or is_transforming()
+    return recorded(x, bias) or transformed()
+
+
+def recorded(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether autograd must record a product of x."""
+    return is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+
+
+def transformed() -> bool:
+    """Whether forward-mode differentiation or a transform of torch.func is active."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()  # type: ignore[no-any-return]
+
+
+# torch.compile calls it once while it traces, and guards both states itself: torch.compiler.assume_constant_result,
+# which would import torch._dynamo here.
+transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _batched(

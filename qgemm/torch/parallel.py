@@ -151,7 +151,8 @@ class RowParallelLinear(ParallelLinear):
             raise ShapeError(f"x has shape {list(x.shape)}, {self!r}")
         if traced(x):
             x = x[..., self.parts[self.group.rank]] if self.whole else x
-            y = graph_linear(x, self.weight, None, self._format, *self._shape, self.activation, False)
+            n, k = self._shape
+            y = graph_linear(x, self.weight, None, self._format, n, k, self.activation, False)
             y = self.group.traced_sum(y)
         elif differentiated(x, bias):
             x = Part.apply(x, self.group, widths) if self.whole else x
