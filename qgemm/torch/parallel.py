@@ -151,7 +151,7 @@ class RowParallelLinear(ParallelLinear):
             raise ShapeError(f"x has shape {list(x.shape)}, {self!r}")
         if traced(x):
             x = x[..., self.parts[self.group.rank]] if self.whole else x
-            n, k = self._shape
+            n, k = self.out_features, self.in_features
             y = graph_linear(x, self.weight, None, self._format, n, k, self.activation, False)
             y = self.group.traced_sum(y)
         elif differentiated(x, bias):

@@ -9,7 +9,7 @@ import pytest
 from torch_layers import DTYPES, assert_same, normal, torch, weights
 
 import qgemm
-from qgemm.torch import QEmbedding, QLinear, storage
+from qgemm.torch import QEmbedding, QExperts, QLinear, storage
 
 pytestmark = pytest.mark.filterwarnings(  # torch's own
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:At pre-dispatch tracing:UserWarning"
@@ -166,6 +166,18 @@ def test_a_graph_without_gradients_has_ops_without_autograd():
     with torch.no_grad():
         model_ops = ["embedding", "linear_forward", "linear_forward", "linear_forward"]
         assert compiled_ops(Model(), torch.tensor([[1, 2]])) == (model_ops, model_ops)
+
+
+def test_a_graph_with_experts():
+    """One op; a gradient, which experts have not, is refused as in eager code, and never lost in silence."""
+    experts, ids, routed = QExperts(2, 64, 64, ("q4_0",) * 3), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    with torch.no_grad():
+        assert compiled_ops(lambda x: experts(x, ids, routed), normal(3, 64)) == (["moe"], ["moe"])
+    compiled = torch.compile(experts, backend="aot_eager")
+    with pytest.raises(qgemm.UnsupportedError, match="no gradient flows through QExperts"):
+        compiled(normal(3, 64).requires_grad_(), ids, routed)
+    x = normal(3, 64).requires_grad_()
+    assert "qgemm.moe" in str(torch.export.export(experts, (x, ids, routed)).graph)
 
 
 def test_a_graph_with_gradients_has_ops_without_autograd_below_it():
