@@ -25,7 +25,7 @@ from .ops import (
 )
 
 is_dynamo_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
-is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 or later
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 or later
 
 
 def differentiated(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -43,9 +43,14 @@ def transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()  # type: ignore[no-any-return]
 
 
-# torch.compile calls it once while it traces, and guards both states itself: torch.compiler.assume_constant_result,
-# which would import torch._dynamo here.
-transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+def is_exporting() -> bool:
+    """Whether torch.export traces; torch.compile of torch 2.11 takes its own function of this name for true."""
+    return _is_exporting()
+
+
+# torch.compile calls both once while it traces, and guards the state of transforms itself. The attribute is that of
+# torch.compiler.assume_constant_result, which would import torch._dynamo here.
+transformed._dynamo_marked_constant = is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _batched(
