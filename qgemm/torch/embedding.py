@@ -72,7 +72,8 @@ class QEmbedding(PackedModule):
         if index.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"an index is int32 or int64, got {index.dtype}")
         if traced(index):
-            return traced_embedding(index, self.weight, self._format, *self._shape, self.dtype)
+            n, k = self.num_embeddings, self.embedding_dim
+            return traced_embedding(index, self.weight, self._format, n, k, self.dtype)
         return selected(self.packed, self._parameters["weight"], index, self.dtype)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QEmbedding:

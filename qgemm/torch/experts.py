@@ -13,7 +13,7 @@ from qgemm.experts import moe
 from qgemm.packed import Packed
 from qgemm.routing import GATE_OF, layer_of
 
-from .gradients import differentiated
+from .gradients import differentiated, is_exporting
 from .module import PackedModule
 from .ops import check_tensor, traced, traced_moe
 
@@ -128,14 +128,14 @@ class QExperts(torch.nn.Module):
         if device != "meta" and torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
         biases = [part._parameters["bias"] for part in parts]
+        if differentiated(x, None) and not is_exporting():  # an exported program may be for inference alone
+            raise UnsupportedError("no gradient flows through QExperts: run it under torch.no_grad()")
         if traced(x):
             shapes = [self.gate.num_experts, self.gate.out_features, self.gate.in_features]
             formats = [part._format for part in parts]
             return traced_moe(
                 x, top_k_index, top_k_weights, [part.weight for part in parts], biases, formats, shapes, self.activation
             )  # fmt: skip
-        if differentiated(x, None):
-            raise UnsupportedError("no gradient flows through QExperts: run it under torch.no_grad()")
         gate, up, down = (part.packed for part in parts)
         return moe(
             x, (gate, up), down, top_k_index, top_k_weights.detach(), self.activation,  # type: ignore[arg-type]

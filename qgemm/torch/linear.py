@@ -12,8 +12,8 @@ from qgemm.codec.format import Format
 from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 
-from .gradients import Product, differentiated
-from .ops import PLAIN, check_tensor, product, traced, traced_linear
+from .gradients import Product, differentiated, graph_linear
+from .ops import PLAIN, check_tensor, is_compiling, product, traced
 from .views import BUFFERS, ViewedModule
 
 autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; called per forward
@@ -134,9 +134,10 @@ class QLinear(ViewedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> y [..., N]."""
-        if type(x) not in PLAIN:
+        compiling = is_compiling()
+        if not compiling and type(x) not in PLAIN:
             check_tensor(x, self)
-        y = self._linear(cast_by_autocast(x) if torch.compiler.is_compiling() or autocasting() else x)
+        y = self._linear(cast_by_autocast(x) if compiling or autocasting() else x)
         if "lora" in self._modules:
             x = cast_by_autocast(x)
             for added in self.lora.values():
@@ -146,17 +147,18 @@ class QLinear(ViewedModule):
     def _linear(self, x: torch.Tensor) -> torch.Tensor:
         bias = self._parameters["bias"]
         if not self._buffers:
-            return self._product(x, bias)
+            return self._product(x, bias, False)
         if not self.wide:
-            return self._product(self.gathered(x), bias)
+            return self._product(self.gathered(x), bias, False)
         y = self.scaled(self._product(self.gathered(x), None, True))
         return (y if bias is None else y + bias).to(x.dtype)
 
-    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, wide: bool = False) -> torch.Tensor:
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, wide: bool) -> torch.Tensor:
+        n, k = self.out_features, self.in_features  # numbers, because torch.compile checks a tuple at every call
         if traced(x):
-            return traced_linear(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
+            return graph_linear(x, self.weight, bias, self._format, n, k, self.activation, wide)
         if differentiated(x, bias):
-            return Product.apply(x, self.weight, bias, self._format, *self._shape, self.activation, wide)
+            return Product.apply(x, self.weight, bias, self._format, n, k, self.activation, wide)
         return product(x, self.packed, bias, self.activation, wide)
 
     def extra_repr(self) -> str:

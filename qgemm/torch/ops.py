@@ -1,6 +1,7 @@
 """Products and rows of packed weights: plain Python for eager calls, registered ops for traced graphs.
 
     qgemm::linear(x [..., K], weight bytes, bias, format, N, K, activation, wide) -> [..., N] of x's dtype, or float32
+    qgemm::linear_forward(x, weight bytes, bias, product)                   -> the same, without a gradient
     qgemm::linear_backward(grad [..., N], weight bytes, format, N, K)       -> grad @ W, [..., K]
     qgemm::embedding(index, weight bytes, format, N, K, dtype)              -> rows of W, [*index.shape, K]
     qgemm::moe(x [T, K], ids, weights [T, top_k], bytes of gate, up and down, biases, formats, [E, F, K], activation)
@@ -8,12 +9,16 @@
 
 An op takes the bytes, and format and shape as text and numbers, so that graphs can be copied, exported and replayed. A
 weight takes no gradient; a backward decodes it panel by panel.
+
+torch.compile gets linear_forward where nothing needs a gradient. Its dispatch costs 3 us: no Python kernel of autograd,
+which costs 8 us more, and one text in place of five scalars, which cost 2. Elsewhere a graph gets linear
+(qgemm/torch/gradients.py), which tracing below autograd replaces by linear_forward and linear_backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import lru_cache
 
 import torch
 
@@ -29,28 +34,30 @@ from .storage import packed_of
 PANEL_WEIGHTS = 1 << 22  # weights decoded at a time by a backward: 16 MiB of float32
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
-_library = torch.library.Library("qgemm", "DEF")
-_library.define(
+library = torch.library.Library("qgemm", "DEF")
+library.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, str format, int n, int k, str activation, bool wide) -> Tensor"
 )
-_library.define("linear_backward(Tensor grad, Tensor weight, str format, int n, int k) -> Tensor")
-_library.define("embedding(Tensor index, Tensor weight, str format, int n, int k, ScalarType dtype) -> Tensor")
-_library.define(
+library.define("linear_forward(Tensor x, Tensor weight, Tensor? bias, str product) -> Tensor")
+library.define("linear_backward(Tensor grad, Tensor weight, str format, int n, int k) -> Tensor")
+library.define("embedding(Tensor index, Tensor weight, str format, int n, int k, ScalarType dtype) -> Tensor")
+library.define(
     "moe(Tensor x, Tensor ids, Tensor weights, Tensor[] experts, Tensor?[] biases, str[] formats, int[] shape, "
     "str activation) -> Tensor"
 )
 traced_moe = torch.ops.qgemm.moe.default
 traced_linear = torch.ops.qgemm.linear.default
+traced_linear_forward = torch.ops.qgemm.linear_forward.default
 traced_linear_backward = torch.ops.qgemm.linear_backward.default
 traced_embedding = torch.ops.qgemm.embedding.default
 
-
+is_compiling = torch.compiler.is_compiling
 tracing = torch._C._is_tracing  # the test of torch.jit.is_tracing
 
 
 def traced(x: torch.Tensor) -> bool:
     """Whether x stands for a tensor of a graph being traced, where only ops are allowed."""
-    return type(x) not in PLAIN or x.is_meta or torch.compiler.is_compiling() or tracing()
+    return is_compiling() or type(x) not in PLAIN or x.is_meta or tracing()
 
 
 def check_tensor(x: object, layer: torch.nn.Module) -> None:
@@ -85,18 +92,22 @@ def panels(shape: tuple[int, int]) -> Iterator[slice]:
 # ---------------------------------------------------------------- implementations of the ops
 
 
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    format: str,
-    n: int,
-    k: int,
-    activation: str,
-    wide: bool,
-) -> torch.Tensor:
+def linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: str) -> torch.Tensor:
     """x @ W.T + bias."""
+    format, n, k, activation, wide = parsed(spec)
     return product(x, packed_of(weight, format, (n, k)), bias, activation, wide)
+
+
+def product_spec(format: str, n: int, k: int, activation: str, wide: bool) -> str:
+    """The text that describes a product to linear_forward, e.g. "q4_0 4096 14336 a16"."""
+    return f"{format} {n} {k} {activation}{' wide' if wide else ''}"
+
+
+@lru_cache(1024)
+def parsed(spec: str) -> tuple[str, int, int, str, bool]:
+    """The inverse of `product_spec`."""
+    format, n, k, activation, *wide = spec.split()
+    return format, int(n), int(k), activation, bool(wide)
 
 
 def linear_backward(grad: torch.Tensor, weight: torch.Tensor, format: str, n: int, k: int) -> torch.Tensor:
@@ -153,16 +164,8 @@ def _fake_experts(
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _fake_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    format: str,
-    n: int,
-    k: int,
-    activation: str,
-    wide: bool,
-) -> torch.Tensor:
+def _fake_linear_forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: str) -> torch.Tensor:
+    _, n, k, _, wide = parsed(spec)
     torch._check(x.dim() > 0 and x.shape[-1] == k, lambda: f"x has shape {tuple(x.shape)}, the weight needs K = {k}")
     return x.new_empty((*x.shape[:-1], n), dtype=torch.float32 if wide else x.dtype)
 
@@ -178,49 +181,11 @@ def _fake_embedding(
 
 
 for _name, _function, _fake in (
-    ("linear", linear, _fake_linear),
+    ("linear_forward", linear_forward, _fake_linear_forward),
     ("linear_backward", linear_backward, _fake_linear_backward),
     ("embedding", embedding, _fake_embedding),
     ("moe", experts, _fake_experts),
 ):
     for _device in ("CPU", "CUDA"):
-        _library.impl(_name, _function, _device)
-    torch.library.register_fake(f"qgemm::{_name}", _fake, lib=_library)
-
-
-# ---------------------------------------------------------------- gradients of the ops in a graph
-
-
-def _setup_linear(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, ctx.weight, bias, ctx.format, ctx.n, ctx.k, _, _ = inputs
-    ctx.x_dtype = x.dtype
-    ctx.bias_dtype = None if bias is None else bias.dtype
-
-
-def _backward_of_linear(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
-    """Gradients of x and of the bias; quantized activations count as exact."""
-    x_grad = bias_grad = None
-    if ctx.needs_input_grad[0]:
-        x_grad = traced_linear_backward(grad, ctx.weight, ctx.format, ctx.n, ctx.k).to(ctx.x_dtype)
-    if ctx.needs_input_grad[2]:
-        bias_grad = bias_gradient(grad, ctx.bias_dtype)
-    return x_grad, None, bias_grad, None, None, None, None, None
-
-
-def bias_gradient(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The gradient of the bias [N] from that of y [..., N]."""
-    return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
-
-
-def _setup_backward(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, ctx.weight, ctx.format, ctx.n, ctx.k = inputs
-
-
-def _backward_of_backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[Any, ...]:
-    return traced_linear(grad, ctx.weight, None, ctx.format, ctx.n, ctx.k, "a16", False), None, None, None, None
-
-
-torch.library.register_autograd("qgemm::linear", _backward_of_linear, setup_context=_setup_linear, lib=_library)
-torch.library.register_autograd(
-    "qgemm::linear_backward", _backward_of_backward, setup_context=_setup_backward, lib=_library
-)
+        library.impl(_name, _function, _device)
+    torch.library.register_fake(f"qgemm::{_name}", _fake, lib=library)

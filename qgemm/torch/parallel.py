@@ -16,10 +16,10 @@ from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-from .gradients import Product, differentiated
+from .gradients import Product, differentiated, graph_linear
 from .group import Group, Joined, Part, Ranks, Shared, Summed
 from .linear import QLinear
-from .ops import product, traced, traced_linear
+from .ops import product, traced
 
 
 class ParallelLinear(QLinear):
@@ -151,7 +151,8 @@ class RowParallelLinear(ParallelLinear):
             raise ShapeError(f"x has shape {list(x.shape)}, {self!r}")
         if traced(x):
             x = x[..., self.parts[self.group.rank]] if self.whole else x
-            y = traced_linear(x, self.weight, None, self._format, *self._shape, self.activation, False)
+            n, k = self.out_features, self.in_features
+            y = graph_linear(x, self.weight, None, self._format, n, k, self.activation, False)
             y = self.group.traced_sum(y)
         elif differentiated(x, bias):
             x = Part.apply(x, self.group, widths) if self.whole else x

@@ -228,6 +228,31 @@ def test_compiled_whole(options):
             torch.testing.assert_close(compiled(index).clone(), model(index), rtol=2e-2, atol=2e-1)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_for_any_number_of_rows(dtype):
+    """Without a gradient and with one; every layer multiplies by the same tiles."""
+    layer = QLinear.from_tensor(weights()).cuda()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True)
+    for m in (1, 3, 0, 40, 1):
+        x = normal(m, 512, dtype=dtype)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), layer(x))
+        gradients = []
+        for function in (layer, compiled):
+            leaf = x.clone().requires_grad_()
+            gradients.append(torch.autograd.grad(function(leaf).sum(), leaf)[0])
+        torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_multiplies_by_transposed_weights(dtype):
+    w = weights().to_device()
+    for m in (1, 1, 40):
+        x = normal(m, 512, dtype=dtype)
+        assert torch.equal(x @ w.T, qgemm.matmul(x, w))
+
+
 def test_autocast():
     layer, x = QLinear.from_tensor(weights()).cuda(), normal(3, 512)
     with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
