@@ -64,6 +64,7 @@ class QLinear(ViewedModule):
     in_features: int
     out_features: int
     lora: Any  # a ModuleDict by name; absent while empty
+    siblings: Any = None  # the Siblings that share a call with this layer (siblings.py), or None
 
     def __init__(
         self,
@@ -136,7 +137,9 @@ class QLinear(ViewedModule):
         """x [..., K] -> y [..., N]."""
         if type(x) not in PLAIN:
             check_tensor(x, self)
-        y = self._linear(cast_by_autocast(x) if torch.compiler.is_compiling() or autocasting() else x)
+        y = None if self.siblings is None else self.siblings.product(self, x)
+        if y is None:
+            y = self._linear(cast_by_autocast(x) if torch.compiler.is_compiling() or autocasting() else x)
         if "lora" in self._modules:
             x = cast_by_autocast(x)
             for added in self.lora.values():
