@@ -19,7 +19,7 @@ from qgemm.packed import Packed
 
 from .gradients import differentiated
 from .linear import QLinear
-from .ops import PLAIN, traced
+from .ops import PLAIN, traced, tracing
 from .storage import packed_of
 
 Biases = Sequence[torch.Tensor | None]
@@ -38,13 +38,25 @@ traced_gated = torch.ops.qgemm.gated.default
 
 
 def can_join(layer: Any, x: torch.Tensor) -> bool:
-    """Whether a layer's product is that of a plain QLinear with a weight beside x, which needs no gradient."""
-    if not is_plain(layer) or layer._parameters["weight"].device != x.device or type(x) not in PLAIN:
+    """Whether a layer's product is that of a plain QLinear whose weight is beside x now, and needs no gradient."""
+    if not is_plain(layer) or type(x) not in PLAIN or _is_moved(layer):
         return False
-    bias = layer._parameters["bias"]
+    weight, bias = layer._parameters["weight"], layer._parameters["bias"]
+    if weight.device != x.device:
+        return False
     if torch.compiler.is_compiling():
         return not (torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)))
-    return not differentiated(x, bias)
+    return not (differentiated(x, bias) or tracing() or hasattr(weight, "device_mesh"))  # DTensor: a rank's share
+
+
+def _is_moved(layer: Any) -> bool:
+    """Whether other code may bring the weight for each forward: by a hook before it, or a forward of the instance.
+
+    accelerate's hook says whether it does.
+    """
+    if "forward" in vars(layer):
+        return getattr(vars(layer).get("_hf_hook"), "offload", True) is not False
+    return bool(layer._forward_pre_hooks)
 
 
 def is_plain(layer: Any) -> bool:

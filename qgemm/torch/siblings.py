@@ -27,12 +27,14 @@ MAX_MISSES = 2  # rounds in succession, after which layers that were not called 
 class Round:
     """The products of one x that wait for their layers.
 
-    ys: by the index of the layer, y and the layer's `_state` when it was computed.
+    ys: by the index of the layer, y and the layer's `_state` when it was computed. members: the indices of all layers
+    of the round, those that have fetched y included.
     """
 
     def __init__(self) -> None:
         self.x: torch.Tensor | None = None
         self.ys: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}
+        self.members: Sequence[int] = ()
         self.misses = 0
 
 
@@ -79,15 +81,19 @@ class Siblings:
                 if not current.ys:
                     current.x, current.misses = None, 0
                 return y
-            self._end(current)
+            if current.x is x and index not in current.members:
+                return None
         indices = self._joined(index, x)
+        if current.x is not None and len(indices) > 1:
+            self._end(current)
+            indices = self._joined(index, x)
         if len(indices) < 2:
             return None
         cast = cast_by_autocast(x) if compiling or autocasting() else x
         ys = many([self.layers[i] for i in indices], cast)
         waiting = {i: (y, _state(self.layers[i], x, compiling)) for i, y in zip(indices, ys, strict=True)}
         y, _ = waiting.pop(index)
-        current.x, current.ys = x, waiting
+        current.x, current.ys, current.members = x, waiting, indices
         return y
 
     def _joined(self, index: int, x: torch.Tensor) -> list[int]:

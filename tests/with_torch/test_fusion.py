@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,6 +232,24 @@ def test_hooks_see_every_layer(gated_on_cpu, calls):
         layer = model.get_submodule(name)
         expected = ops.product(x, layer.packed, layer.bias, "a16") if isinstance(layer, QLinear) else layer(x)
         assert_same(y, expected)
+
+
+def test_layers_whose_weights_may_move_are_called_alone(calls):
+    """A hook before a forward may bring the weight, as a forward of the instance does; accelerate says if it does."""
+    model, x = packed_model("llama"), torch.randn(2, 128)
+    attention = model.model.layers[0].self_attn
+    handle = attention.k_proj.register_forward_pre_hook(lambda layer, inputs: None)
+    attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
+    assert calls == {"matmul_many": 1, "matmul": 1}
+    handle.remove()
+    calls.clear()
+    attention.k_proj.forward = attention.k_proj.forward
+    attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
+    assert calls == {"matmul_many": 1, "matmul": 1}
+    calls.clear()
+    attention.k_proj._hf_hook = SimpleNamespace(offload=False)
+    attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
+    assert calls == {"matmul_many": 1}
 
 
 def test_threads_share_a_model(calls):
