@@ -27,8 +27,8 @@ MAX_MISSES = 2  # rounds in succession, after which layers that were not called 
 class Round:
     """The products of one x that wait for their layers.
 
-    ys: by the index of the layer, y and the layer's `_state` when it was computed. members: the indices of all layers
-    of the round, those that have fetched y included.
+    ys: by the index of the layer, y and the layer's `_state` when it was computed. members: the indices of the layers
+    whose products the round computed.
     """
 
     def __init__(self) -> None:
