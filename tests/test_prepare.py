@@ -86,7 +86,7 @@ MOST_BLOCKS = max(row.row_blocks for row in (*DECODE_CONFIGS, *CODEBOOK_DECODE_C
 )
 @example("q8_0", 13376, 4608, [1601], "a16", "half", 90, 132)  # no config of a multiple of 64 rows
 def test_what_is_prepared_is_what_products_ask_for(name, n, k, rows, activation, x, sm, sms):
-    """Neither less nor more: the config of every one of these rows, for these weights alone or fused with others."""
+    """Neither less nor more: the config of every one of these rows, for these weights alone, with others, as a gate."""
     fmt = qgemm.FORMATS[name]
     if activation == "a8" and not fmt.integer:
         return
@@ -125,6 +125,9 @@ def templates(p):
             config = kernel.choose(problem)
             if config is not None:
                 yield kernel.name, p.format, tuple(kernel.template(problem, config).items())
+        if any(form.gated for form in kernel.forms(p)):
+            problem = p._replace(x=source, gated=True, outputs=(Output(p.n, out, gate="silu"), Output(p.n)))
+            yield kernel.name, p.format, tuple(kernel.template(problem, kernel.choose(problem)).items())
 
 
 class Machine:

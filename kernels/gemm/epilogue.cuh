@@ -53,15 +53,20 @@ struct Epilogue : EpilogueArguments {
     __device__ float biased(i64 row, float sum) const {
         return types.bias ? sum + load_as(arrays.bias, types.bias, row) : sum;
     }
-    __device__ float added(i64 token, i64 row, float sum) const {
+    // The residual in two steps: raw_residual loads it, `finished` waits for it.
+    __device__ u32 raw_residual(i64 token, i64 row) const {
+        return load_raw(arrays.residual, types.residual, token + row);
+    }
+    __device__ float finished(i64 row, float sum, u32 raw) const {
         sum = biased(row, sum);
         if (!types.residual) return sum;
-        const float residual = load_as(arrays.residual, types.residual, token + row);
+        const float residual = value_of(raw, types.residual);
         return types.gate ? gated(types.gate, residual, sum) : sum + residual;
     }
-    __device__ void store(i64 token, i64 row, float sum) const {
-        store_as(arrays.y, types.y, token + row, added(token, row, sum));
+    __device__ void store(i64 token, i64 row, float sum, u32 raw) const {
+        store_as(arrays.y, types.y, token + row, finished(row, sum, raw));
     }
+    __device__ void store(i64 token, i64 row, float sum) const { store(token, row, sum, raw_residual(token, row)); }
 };
 
 }  // namespace qgemm

@@ -1,7 +1,7 @@
 """PyTorch layers whose weights stay packed: `QLinear`, `QEmbedding`, `QExperts`.
 
-`replace_linear` puts them into a model, `parallelize` cuts those of a model over several GPUs. Needs torch 2.4 or
-later, the extra `torch`; `import qgemm` alone never imports it.
+`replace_linear` puts them into a model, `fuse` lets those with one input share calls, `parallelize` cuts those of a
+model over several GPUs. Needs torch 2.4 or later, the extra `torch`; `import qgemm` alone never imports it.
 """
 
 try:
@@ -17,6 +17,7 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
 
 from .embedding import QEmbedding
 from .experts import QExperts
+from .fusion import Fused, fuse, unfuse
 from .linear import LoRA, QLinear
 from .parallel import ColumnParallelLinear, RowParallelLinear
 from .parallel_experts import ParallelExperts
@@ -25,6 +26,7 @@ from .replace import Replaced, replace_linear
 
 __all__ = [
     "ColumnParallelLinear",
+    "Fused",
     "LoRA",
     "ParallelExperts",
     "Parallelized",
@@ -33,6 +35,8 @@ __all__ = [
     "QLinear",
     "Replaced",
     "RowParallelLinear",
+    "fuse",
     "parallelize",
     "replace_linear",
+    "unfuse",
 ]

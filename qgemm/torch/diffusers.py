@@ -27,6 +27,7 @@ from gguf import GGMLQuantizationType
 from qgemm.errors import UnsupportedError
 from qgemm.formats import GGML_TYPES
 
+from .fusion import fuse as fuse_layers
 from .hosts import METHOD
 from .linear import QLinear
 from .module import STATE
@@ -44,9 +45,10 @@ except ImportError as error:
     raise needs("qgemm.torch.diffusers", "diffusers", "0.38", error) from error
 
 
-def patch() -> Patched:
+def patch(fuse: bool = True) -> Patched:
     """Make models that diffusers loads from a .gguf file multiply by packed weights, on the CPU and on a GPU.
 
+    fuse: layers of loaded models that are called with the same x share calls (fusion.py).
     The result has `undo()`, and is a context manager that calls it; loaded models keep their layers.
     """
     original = GGUFQuantizer._process_model_after_weight_loading
@@ -55,7 +57,7 @@ def patch() -> Patched:
         model = original(self, model, **kwargs)
         _replace(model)
         self.__class__ = PackedGGUFQuantizer
-        return _settle(model)
+        return _settle(model, fuse)
 
     patched = Patched()
     patched.replace(GGUFQuantizer, "_process_model_after_weight_loading", loaded)
@@ -70,8 +72,10 @@ def _replace(model: torch.nn.Module) -> None:
                 setattr(parent, name, PackedLinear.from_gguf_linear(child))
 
 
-def _settle(model: Any) -> Any:
+def _settle(model: Any, fuse: bool = True) -> Any:
     """Finish a loaded model: it can be cast, fused and saved."""
+    if fuse:
+        fuse_layers(model)
     model.is_quantized = False  # diffusers refuses casts of quantized models, packed layers accept them
     layers = model.named_modules()
     formats = {name: layer._format for name, layer in layers if isinstance(layer, PackedLinear)}

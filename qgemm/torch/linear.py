@@ -64,6 +64,7 @@ class QLinear(ViewedModule):
     in_features: int
     out_features: int
     lora: Any  # a ModuleDict by name; absent while empty
+    siblings: Any = None  # the Siblings that share a call with this layer (siblings.py), or None
 
     def __init__(
         self,
@@ -137,7 +138,9 @@ class QLinear(ViewedModule):
         compiling = is_compiling()
         if not compiling and type(x) not in PLAIN:
             check_tensor(x, self)
-        y = self._linear(cast_by_autocast(x) if compiling or autocasting() else x)
+        y = None if self.siblings is None else self.siblings.product(self, x)
+        if y is None:
+            y = self._linear(cast_by_autocast(x) if compiling or autocasting() else x)
         if "lora" in self._modules:
             x = cast_by_autocast(x)
             for added in self.lora.values():

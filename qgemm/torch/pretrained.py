@@ -17,6 +17,7 @@ from qgemm.errors import UnsupportedError
 
 from .empty_layers import empty_layer
 from .experts import QExperts
+from .fusion import fuse
 from .hosts import METHOD, allow_resizing
 from .model_experts import PARTS, experts_activation
 from .module import STATE, description
@@ -68,6 +69,7 @@ class PackedQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **_: Any) -> torch.nn.Module:
         settle(model)
+        fuse(model)
         return model
 
     def is_serializable(self) -> bool:

@@ -16,6 +16,7 @@ from qgemm.tensor import Tensor
 from qgemm.views import View
 
 from .embedding import QEmbedding
+from .fusion import fuse as fuse_layers
 from .hosts import adopt
 from .linear import QLinear
 from .storage import file_shape
@@ -64,6 +65,7 @@ def replace_linear(
     *,
     embeddings: bool = False,
     activation: str = "a16",
+    fuse: bool = True,
 ) -> Replaced:
     """Replace torch.nn.Linear layers of a model, in place, by QLinear over a file's tensors.
 
@@ -75,6 +77,7 @@ def replace_linear(
     default a layer gets the tensor of its own name with ".weight", and is kept if there is none.
     embeddings: replace torch.nn.Embedding as well, by QEmbedding.
     activation: "a8" applies to layers whose formats have integer codes; the others use "a16".
+    fuse: layers that are called with the same x share calls (fusion.py).
 
     Layers of one tensor share it, as tied ones do; hooks of their forwards stay. A bias comes from the file where it
     has one beside the weight ("x.bias" for "x.weight"), else from the layer. Subclasses of Linear are kept, since their
@@ -84,7 +87,7 @@ def replace_linear(
     """
     if not isinstance(file, Mapping):
         with open(file) as gguf:
-            return replace_linear(model, gguf, names, embeddings=embeddings, activation=activation)
+            return replace_linear(model, gguf, names, embeddings=embeddings, activation=activation, fuse=fuse)
     candidates = dict(_layers(model, (torch.nn.Linear, torch.nn.Embedding) if embeddings else (torch.nn.Linear,)))
     plans = list(_plans(model, candidates, file, names))
     if not plans:
@@ -97,6 +100,8 @@ def replace_linear(
     new_layers = _new_layers(plans, activation)
     _put(model, {id(plan.module): layer for plan, layer in zip(plans, new_layers, strict=True)})
     adopt(model, activation)
+    if fuse:
+        fuse_layers(model)
     layers = (
         Layer(p.name, p.tensor.name, str(p.tensor.format), p.tensor.shape, p.tensor.nbytes)  # type: ignore[arg-type]
         for p in plans

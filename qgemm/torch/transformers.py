@@ -33,6 +33,7 @@ from qgemm.preparation import prepare
 from qgemm.tensor import Tensor
 
 from .empty_layers import empty_layer, is_replaceable
+from .fusion import fuse as fuse_layers
 from .model_experts import PARTS, mul_mat_id, plan_experts, replace_experts
 from .patching import Patched, needs
 from .pretrained import PackedConfig, settle
@@ -60,16 +61,21 @@ if TYPE_CHECKING:
 __all__ = ["PackedConfig", "Quantizer", "mul_mat_id", "patch", "replace_experts"]
 
 
-def patch() -> Patched:
+def patch(fuse: bool = True) -> Patched:
     """Make `from_pretrained(..., gguf_file=...)` keep packed weights, on the CPU in the mapping of the file.
 
+    fuse: layers of loaded models that are called with the same x share calls (fusion.py).
     The result has `undo()`, and is a context manager that calls it; loaded models stay unchanged.
     `quantization_config=GgufConfig(dequantize=True)` is left to transformers.
     """
     original = AUTO_QUANTIZER_MAPPING["gguf"]
 
     def quantizer(config: GgufConfig, **kwargs: Any) -> GgufHfQuantizer:
-        return (original if config.dequantize else Quantizer)(config, **kwargs)
+        if config.dequantize:
+            return original(config, **kwargs)
+        packed = Quantizer(config, **kwargs)
+        packed.fuse = fuse
+        return packed
 
     patched = Patched()
     patched.replace(AUTO_QUANTIZER_MAPPING, "gguf", quantizer)
@@ -82,8 +88,10 @@ class Quantizer(GgufHfQuantizer):
     """transformers' quantizer for GGUF, with the layers of qgemm.
 
     supported: whether transformers' loader that keeps blocks knows the architecture; otherwise qgemm reads the file.
-    packed_modules: the new layers, by the names of their weights.
+    packed_modules: the new layers, by the names of their weights. fuse: see `patch`.
     """
+
+    fuse = True
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
         """Skip the search for kernels. A file without blocks is loaded as transformers does."""
@@ -140,6 +148,8 @@ class Quantizer(GgufHfQuantizer):
             model._weight_conversions = None  # they describe the file; a saved model has its own
         model.config.quantization_config = self.quantization_config = PackedConfig()
         settle(model)
+        if self.fuse:
+            fuse_layers(model)
         return model
 
     def is_serializable(self) -> bool:

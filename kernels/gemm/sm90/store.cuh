@@ -117,16 +117,27 @@ private:
             }
         }
     }
-    // Slow path: the part of an epilogue tile that is inside the matrix, with bias and residual.
+    // Slow path: the part of an epilogue tile that is inside the matrix, with bias and residual. A thread has one row;
+    // it loads the residuals of LOADS tokens before it needs the first.
     __device__ __forceinline__ void store_clipped(const EpilogueSmem<Config>& epi_smem, const Coord& coord,
                                                   int epi_tile, const Epilogue& epilogue) const {
+        constexpr int STEP = WARPGROUP_THREADS / TILE_ROWS, LOADS = 4;  // tokens of a warpgroup, loads of a thread
         const int begin = max(coord.skip - epi_tile, 0), end = min(coord.tokens - epi_tile, EPI_TOKENS);
+        const int row = wg.thread % TILE_ROWS;
+        if (row >= coord.rows) return;
+        const auto first = [&](int token) { return (coord.first_token + epi_tile + token) * wg.p.n; };
 #pragma unroll 1
-        for (int i = begin * TILE_ROWS + wg.thread; i < end * TILE_ROWS; i += WARPGROUP_THREADS) {
-            const int token = i / TILE_ROWS, row = i % TILE_ROWS;
-            if (row < coord.rows)
-                epilogue.store((coord.first_token + epi_tile + token) * wg.p.n, coord.first_row + row,
-                               epi_smem[token][row]);
+        for (int token = begin + wg.thread / TILE_ROWS; token < end; token += LOADS * STEP) {
+            u32 residuals[LOADS];
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i)
+                if (token + i * STEP < end)
+                    residuals[i] = epilogue.raw_residual(first(token + i * STEP), coord.first_row + row);
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i)
+                if (token + i * STEP < end)
+                    epilogue.store(first(token + i * STEP), coord.first_row + row, epi_smem[token + i * STEP][row],
+                                   residuals[i]);
         }
     }
 };

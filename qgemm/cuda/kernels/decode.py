@@ -120,7 +120,8 @@ def chosen(name: str, p: Problem, rows: Sequence[int]) -> set[DecodeConfig]:
     for m in rows if p.routed is None else (1,):
         tokens = token_tile(m)
         more = {row.row_blocks for row in decode_configs_for(p.format, table, tokens, p.sm)}
-        for row_blocks in {alone, *(count for count in more if count > alone)}:
+        counts = {alone, *(count for count in more if count > alone)}
+        for row_blocks in {2 * alone} if p.gated and p.routed is None else counts:  # a gate has its up beside it alone
             config = decode_ranked(p.format, table, tokens, m, row_blocks, p.k, p.sm)[0]
             configs_chosen.add(gated_config(config) if p.gated else config)
     return configs_chosen

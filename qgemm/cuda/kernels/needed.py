@@ -115,15 +115,15 @@ def _alike(rows: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _templates(kernel: Kernel, p: Problem, rows: Sequence[int]) -> Iterator[Template]:
-    """The templates for a problem of these numbers of rows, for each type of y.
+    """The templates for a problem of these numbers of rows, alone and as a gate, for each type of y.
 
     A config of the kernels that fuse products serves several token tiles; of other kernels each config has its own.
     """
     for group in _alike(rows) if kernel.products > 1 else (rows,):
         of_group = p._replace(m=group[0])
         for out in kernel.outs(p.x) or TYPE_NAMES[:1]:
-            form = of_group._replace(outputs=(Output(p.n, out),))
-            yield from (kernel.template(form, config) for config in kernel.chosen(form, group))
+            for form in kernel.forms(of_group._replace(outputs=(Output(p.n, out),))):
+                yield from (kernel.template(form, config) for config in kernel.chosen(form, group))
 
 
 def _key(kernel: str, fmt: Format | None, template: Template) -> Key:

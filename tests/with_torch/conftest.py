@@ -1,0 +1,29 @@
+"""Fixtures of the tests of qgemm.torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts calls of qgemm's products by their names."""
+    from qgemm.torch import joint, ops
+
+    counts = Counter()
+
+    def counted(owner, name):
+        original = getattr(owner, name)
+
+        def call(*args, **named):
+            counts[name] += 1
+            return original(*args, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(ops, "matmul")
+    counted(joint.products, "matmul_many")
+    counted(joint.products, "gated")
+    return counts
