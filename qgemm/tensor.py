@@ -44,7 +44,7 @@ class Tensor(Packed):
         self.shape = shape
         self.name = name
         self._blocks = blocks
-        self.plans: dict[Any, Any] = {}  # of calls by these weights; a backend fills it
+        self.plans: dict[Any, Any] = {}  # launches of earlier calls, filled by a backend
         self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
