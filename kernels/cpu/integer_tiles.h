@@ -27,7 +27,7 @@ static void pack_tile(tile_x* to, const quantized_x* from, const word_order* wor
     }
 }
 
-// The levels of a codebook are signed bytes from -127 on: AVX2 multiplies these at twice the rate of codes of eight bits.
+// The levels of a codebook are signed bytes from -127 on: AVX2 multiplies these at twice the rate of 8-bit codes.
 #if defined(LEVELS_PLUS_SHIFT) && CODE_BITS == 8 && defined(SIGNED_DOT)
 #define SUMS_OF_WORDS
 #define START(x, group) 0

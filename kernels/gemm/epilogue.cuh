@@ -47,26 +47,80 @@ __device__ inline void store_as(void* data, int type, i64 i, float value) {
     }
 }
 
+// Four values of an array from index i, a multiple of four. Bits are loaded at once, and converted when needed.
+struct FourValues {
+    uint4 bits;
+    int type;
+
+    FourValues() = default;
+    __device__ FourValues(const void* data, int type, i64 i) : bits(), type(type) {
+        if (type == FLOAT32) {
+            bits = *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + i);
+        } else if (type) {
+            const uint2 pairs = *reinterpret_cast<const uint2*>(static_cast<const half*>(data) + i);
+            bits.x = pairs.x;
+            bits.y = pairs.y;
+        }
+    }
+    __device__ float operator[](int i) const {
+        const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
+        if (type == FLOAT32) return __uint_as_float(words[i]);
+        const u32 value = words[i / 2] >> 16 * (i % 2) & 0xffff;
+        return type == FLOAT16 ? __half2float(__ushort_as_half(u16(value))) : __uint_as_float(value << 16);
+    }
+};
+
+__device__ inline void store_four(void* data, int type, i64 i, const float (&values)[4]) {
+    if (type == FLOAT32) {
+        *reinterpret_cast<float4*>(static_cast<float*>(data) + i) = {values[0], values[1], values[2], values[3]};
+        return;
+    }
+    u16 bits[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) store_as(bits, type, j, values[j]);
+    const uint2 pairs = {bits[0] | u32(bits[1]) << 16, bits[2] | u32(bits[3]) << 16};
+    *reinterpret_cast<uint2*>(static_cast<half*>(data) + i) = pairs;
+}
+
 // row: row of W. token: index in y of the token's first output.
 struct Epilogue : EpilogueArguments {
     __device__ bool adds() const { return types.bias || types.residual; }
     __device__ float biased(i64 row, float sum) const {
         return types.bias ? sum + load_as(arrays.bias, types.bias, row) : sum;
     }
-    // The residual in two steps: raw_residual loads it, `finished` waits for it.
-    __device__ u32 raw_residual(i64 token, i64 row) const {
-        return load_raw(arrays.residual, types.residual, token + row);
-    }
-    __device__ float finished(i64 row, float sum, u32 raw) const {
+    __device__ float added(i64 token, i64 row, float sum) const {
         sum = biased(row, sum);
         if (!types.residual) return sum;
-        const float residual = value_of(raw, types.residual);
+        const float residual = load_as(arrays.residual, types.residual, token + row);
         return types.gate ? gated(types.gate, residual, sum) : sum + residual;
     }
-    __device__ void store(i64 token, i64 row, float sum, u32 raw) const {
-        store_as(arrays.y, types.y, token + row, finished(row, sum, raw));
+    __device__ void store(i64 token, i64 row, float sum) const {
+        store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
-    __device__ void store(i64 token, i64 row, float sum) const { store(token, row, sum, raw_residual(token, row)); }
+    // Whether four outputs of a token, from a row that is a multiple of four, may be stored together.
+    __device__ bool in_fours(i64 n) const {
+        const i64 addresses = reinterpret_cast<i64>(arrays.y) | reinterpret_cast<i64>(arrays.bias) |
+                              reinterpret_cast<i64>(arrays.residual);
+        return n % 4 == 0 && addresses % 16 == 0;
+    }
+    __device__ FourValues four_biases(i64 row) const { return FourValues(arrays.bias, types.bias, row); }
+    __device__ FourValues four_residuals(i64 token, i64 row) const {
+        return FourValues(arrays.residual, types.residual, token + row);
+    }
+    __device__ void store(i64 token, i64 row, float4 sums, const FourValues& biases,
+                          const FourValues& residuals) const {
+        float values[4] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (types.bias) values[i] += biases[i];
+            if (types.gate)
+                values[i] = types.y == FLOAT32 ? gated(types.gate, residuals[i], values[i])
+                                               : gated<logistic_16>(types.gate, residuals[i], values[i]);
+            else if (types.residual)
+                values[i] += residuals[i];
+        }
+        store_four(arrays.y, types.y, token + row, values);
+    }
 };
 
 }  // namespace qgemm

@@ -53,6 +53,7 @@ struct EpilogueStore {
         }
         const int warp = wg.thread / 32, lane = wg.thread % 32, g = lane / 4, t = lane % 4;
         auto& epi_smem = wg.smem.epi_smem(wg.row_block, wg.wg_k);
+        const bool in_fours = epilogue.in_fours(wg.p.n);
 #pragma unroll
         for (int epi_tile = 0; epi_tile < BLOCK_TOKENS; epi_tile += EPI_TOKENS) {
             if (!wg.owns(epi_tile / EPI_TOKENS, epi_tiles)) continue;
@@ -63,7 +64,10 @@ struct EpilogueStore {
                 epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
                     acc[epi_tile / 2 + i] * row_factor.acc(i / 2 % 2);
             wg.warpgroup_barrier();
-            store_clipped(epi_smem, coord, epi_tile, epilogue);
+            if (in_fours)
+                store_fours(epi_smem, coord, epi_tile, epilogue);
+            else
+                store_clipped(epi_smem, coord, epi_tile, epilogue);
         }
     }
 
@@ -117,27 +121,40 @@ private:
             }
         }
     }
-    // Slow path: the part of an epilogue tile that is inside the matrix, with bias and residual. A thread has one row;
-    // it loads the residuals of LOADS tokens before it needs the first.
+    // The part of an epilogue tile that is inside the matrix, with bias and residual, four rows at a time. A thread
+    // loads the residuals of all its tokens before it needs the first.
+    __device__ __forceinline__ void store_fours(const EpilogueSmem<Config>& epi_smem, const Coord& coord, int epi_tile,
+                                                const Epilogue& epilogue) const {
+        constexpr int FOURS = TILE_ROWS / 4, STEP = WARPGROUP_THREADS / FOURS, LOADS = EPI_TOKENS / STEP;
+        static_assert(EPI_TOKENS % STEP == 0, "every thread has the same number of tokens");
+        const int row = wg.thread % FOURS * 4, token = wg.thread / FOURS;
+        const i64 y_row = coord.first_row + row;
+        const auto inside = [&](int i) {
+            const int y_token = epi_tile + token + i * STEP;
+            return row < coord.rows && y_token >= coord.skip && y_token < coord.tokens;
+        };
+        const auto first = [&](int i) { return (coord.first_token + epi_tile + token + i * STEP) * wg.p.n; };
+        const FourValues biases = row < coord.rows ? epilogue.four_biases(y_row) : FourValues();
+        FourValues residuals[LOADS];
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i)
+            if (inside(i)) residuals[i] = epilogue.four_residuals(first(i), y_row);
+#pragma unroll
+        for (int i = 0; i < LOADS; ++i)
+            if (inside(i))
+                epilogue.store(first(i), y_row, *reinterpret_cast<const float4*>(&epi_smem[token + i * STEP][row]),
+                               biases, residuals[i]);
+    }
+    // Slow path: the same one by one, where rows of y or arrays do not start at multiples of four values.
     __device__ __forceinline__ void store_clipped(const EpilogueSmem<Config>& epi_smem, const Coord& coord,
                                                   int epi_tile, const Epilogue& epilogue) const {
-        constexpr int STEP = WARPGROUP_THREADS / TILE_ROWS, LOADS = 4;  // tokens of a warpgroup, loads of a thread
         const int begin = max(coord.skip - epi_tile, 0), end = min(coord.tokens - epi_tile, EPI_TOKENS);
-        const int row = wg.thread % TILE_ROWS;
-        if (row >= coord.rows) return;
-        const auto first = [&](int token) { return (coord.first_token + epi_tile + token) * wg.p.n; };
 #pragma unroll 1
-        for (int token = begin + wg.thread / TILE_ROWS; token < end; token += LOADS * STEP) {
-            u32 residuals[LOADS];
-#pragma unroll
-            for (int i = 0; i < LOADS; ++i)
-                if (token + i * STEP < end)
-                    residuals[i] = epilogue.raw_residual(first(token + i * STEP), coord.first_row + row);
-#pragma unroll
-            for (int i = 0; i < LOADS; ++i)
-                if (token + i * STEP < end)
-                    epilogue.store(first(token + i * STEP), coord.first_row + row, epi_smem[token + i * STEP][row],
-                                   residuals[i]);
+        for (int i = begin * TILE_ROWS + wg.thread; i < end * TILE_ROWS; i += WARPGROUP_THREADS) {
+            const int token = i / TILE_ROWS, row = i % TILE_ROWS;
+            if (row < coord.rows)
+                epilogue.store((coord.first_token + epi_tile + token) * wg.p.n, coord.first_row + row,
+                               epi_smem[token][row]);
         }
     }
 };
