@@ -214,7 +214,7 @@ def test_many_weights_of_two_formats(gpus, activation, m):
 @pytest.mark.parametrize("activation", ["a16", "a8"])
 @pytest.mark.parametrize(("m", "formats"), [(3, ("q4_0", "q4_0")), (3, ("q4_0", "q5_1")), (300, ("q4_0", "q4_0"))])
 def test_gated_products(gpus, activation, m, formats):
-    """By one launch of few rows and one format, else by two and scratch memory; with the gate once, with its biases."""
+    """By one launch of few rows and one format, else by two or three and scratch memory; with biases."""
     rng = np.random.default_rng(5)
     gate, up = (gpus.tensor(rng.standard_normal((48, K)), fmt) for fmt in formats)
     fused = m < 16 and len(set(formats)) == 1
@@ -231,7 +231,8 @@ def test_gated_products(gpus, activation, m, formats):
             gpus.slow_paths = 0
             y = qgemm.gated(x, gate, up, name, activation, biases=biases, dtype="float16")
             products = [launched for launched in gpus.launched if launched not in (Q8_1, "rounded")]
-            assert len(products) == (1 if fused else 2)
+            assert len(products) == (1 if fused else 2 if m < 16 else 3)
+            assert (products[-1] == "gate") == (m >= 16)
             assert gpus.slow_paths == (turn == 0)
             np.testing.assert_allclose(y.get().astype(np.float64), want.astype(np.float64), rtol=1e-3, atol=1e-4)
             out = cupy_like.zeros((m, 48), np.float16)

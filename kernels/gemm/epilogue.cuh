@@ -97,11 +97,12 @@ struct Epilogue : EpilogueArguments {
     __device__ void store(i64 token, i64 row, float sum) const {
         store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
-    // Whether four outputs of a token, from a row that is a multiple of four, may be stored together.
+    // Whether four outputs of a token, from a row that is a multiple of four, may be stored together. There is no gate:
+    // where these kernels multiply a gate and up, gate_products.cu gates.
     __device__ bool in_fours(i64 n) const {
         const i64 addresses = reinterpret_cast<i64>(arrays.y) | reinterpret_cast<i64>(arrays.bias) |
                               reinterpret_cast<i64>(arrays.residual);
-        return n % 4 == 0 && addresses % 16 == 0;
+        return !types.gate && n % 4 == 0 && addresses % 16 == 0;
     }
     __device__ FourValues four_biases(i64 row) const { return FourValues(arrays.bias, types.bias, row); }
     __device__ FourValues four_residuals(i64 token, i64 row) const {
@@ -113,11 +114,7 @@ struct Epilogue : EpilogueArguments {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (types.bias) values[i] += biases[i];
-            if (types.gate)
-                values[i] = types.y == FLOAT32 ? gated(types.gate, residuals[i], values[i])
-                                               : gated<logistic_16>(types.gate, residuals[i], values[i]);
-            else if (types.residual)
-                values[i] += residuals[i];
+            if (types.residual) values[i] += residuals[i];
         }
         store_four(arrays.y, types.y, token + row, values);
     }

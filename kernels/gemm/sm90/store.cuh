@@ -54,15 +54,20 @@ struct EpilogueStore {
         const int warp = wg.thread / 32, lane = wg.thread % 32, g = lane / 4, t = lane % 4;
         auto& epi_smem = wg.smem.epi_smem(wg.row_block, wg.wg_k);
         const bool in_fours = epilogue.in_fours(wg.p.n);
-#pragma unroll
+        // The loop is not unrolled, so that the code after the copy exists once: it would exceed the instruction cache.
+#pragma unroll 1
         for (int epi_tile = 0; epi_tile < BLOCK_TOKENS; epi_tile += EPI_TOKENS) {
             if (!wg.owns(epi_tile / EPI_TOKENS, epi_tiles)) continue;
             wg.warpgroup_barrier();  // the previous epilogue tile is read
-                                     // Tokens 2t and 2t + 1 of row g, then of row g + 8, then the next 8 tokens.
 #pragma unroll
-            for (int i = 0; i < EPI_TOKENS / 2; ++i)
-                epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
-                    acc[epi_tile / 2 + i] * row_factor.acc(i / 2 % 2);
+            for (int first = 0; first < BLOCK_TOKENS; first += EPI_TOKENS) {
+                if (first != epi_tile) continue;
+                // Tokens 2t and 2t + 1 of row g, then of row g + 8, then the next 8 tokens.
+#pragma unroll
+                for (int i = 0; i < EPI_TOKENS / 2; ++i)
+                    epi_smem[i / 4 * 8 + 2 * t + i % 2][16 * warp + g + i / 2 % 2 * 8] =
+                        acc[first / 2 + i] * row_factor.acc(i / 2 % 2);
+            }
             wg.warpgroup_barrier();
             if (in_fours)
                 store_fours(epi_smem, coord, epi_tile, epilogue);
@@ -122,28 +127,32 @@ private:
         }
     }
     // The part of an epilogue tile that is inside the matrix, with bias and residual, four rows at a time. A thread
-    // loads the residuals of all its tokens before it needs the first.
+    // loads the residuals of AT_ONCE tokens before it needs the first.
     __device__ __forceinline__ void store_fours(const EpilogueSmem<Config>& epi_smem, const Coord& coord, int epi_tile,
                                                 const Epilogue& epilogue) const {
-        constexpr int FOURS = TILE_ROWS / 4, STEP = WARPGROUP_THREADS / FOURS, LOADS = EPI_TOKENS / STEP;
-        static_assert(EPI_TOKENS % STEP == 0, "every thread has the same number of tokens");
-        const int row = wg.thread % FOURS * 4, token = wg.thread / FOURS;
+        constexpr int FOURS = TILE_ROWS / 4, STEP = WARPGROUP_THREADS / FOURS, AT_ONCE = EPI_TOKENS % 16 ? 1 : 2;
+        static_assert(EPI_TOKENS % (AT_ONCE * STEP) == 0, "every thread has the same number of tokens");
+        const int row = wg.thread % FOURS * 4;
+        if (row >= coord.rows) return;
         const i64 y_row = coord.first_row + row;
-        const auto inside = [&](int i) {
-            const int y_token = epi_tile + token + i * STEP;
-            return row < coord.rows && y_token >= coord.skip && y_token < coord.tokens;
+        const FourValues biases = epilogue.four_biases(y_row);
+        const auto inside = [&](int token) {
+            return epi_tile + token >= coord.skip && epi_tile + token < coord.tokens;
         };
-        const auto first = [&](int i) { return (coord.first_token + epi_tile + token + i * STEP) * wg.p.n; };
-        const FourValues biases = row < coord.rows ? epilogue.four_biases(y_row) : FourValues();
-        FourValues residuals[LOADS];
+        const auto first = [&](int token) { return (coord.first_token + epi_tile + token) * wg.p.n; };
+#pragma unroll 1
+        for (int token = wg.thread / FOURS; token < EPI_TOKENS; token += AT_ONCE * STEP) {
+            FourValues residuals[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i)
-            if (inside(i)) residuals[i] = epilogue.four_residuals(first(i), y_row);
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (inside(token + i * STEP)) residuals[i] = epilogue.four_residuals(first(token + i * STEP), y_row);
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i)
-            if (inside(i))
-                epilogue.store(first(i), y_row, *reinterpret_cast<const float4*>(&epi_smem[token + i * STEP][row]),
-                               biases, residuals[i]);
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (inside(token + i * STEP))
+                    epilogue.store(first(token + i * STEP), y_row,
+                                   *reinterpret_cast<const float4*>(&epi_smem[token + i * STEP][row]), biases,
+                                   residuals[i]);
+        }
     }
     // Slow path: the same one by one, where rows of y or arrays do not start at multiples of four values.
     __device__ __forceinline__ void store_clipped(const EpilogueSmem<Config>& epi_smem, const Coord& coord,

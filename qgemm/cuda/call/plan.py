@@ -17,6 +17,7 @@ from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
+from qgemm.cuda.kernels.gate_products import gate_launch
 from qgemm.cuda.kernels.kernel import Kernel, Launchable
 from qgemm.cuda.kernels.routes import launch, route
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks
@@ -117,9 +118,33 @@ def gated_pair(call: Call, pair: Sequence[Product], y: Array, function: str, fus
     gate, up = pair
     if fused:
         return gate._replace(y=y, gate=function), up._replace(y=NOTHING)
-    size = call.nbytes[y.pointer.base] // SIZES[y.dtype]
-    values = Array(None, scratch(call, size * SIZES["float32"]), "float32")
+    values = _sums(call, y)
     return gate._replace(y=values), up._replace(y=y, residual=values, gate=function)
+
+
+def launch_gated(
+    call: Call, kernels: Sequence[Served], pair: Sequence[Product], y: Array, function: str, source: Source, x: Pointer
+) -> None:
+    """y = function(first product) * (second product).
+
+    Kernels for few tokens gate in their epilogue, in one launch where both weights have one format. After kernels of
+    one product a launch, a launch of its own gates: in their epilogue it would keep the tensor cores waiting, 246 us
+    instead of 171 of both products (512 tokens, 14336x4096 twice, q4_0, H200).
+    """
+    if kernels[0].kernel.products > 1:
+        fused = share_launch(kernels)
+        launch_products(call, kernels, gated_pair(call, pair, y, function, fused), source, x, fused)
+        return
+    apart = [p._replace(y=_sums(call, y)) for p in pair]
+    launch_products(call, kernels, apart, source, x)
+    count = call.nbytes[y.pointer.base] // SIZES[y.dtype]
+    enter(call, gate_launch(call.device, function, y.dtype, count), *(p.y.pointer for p in apart), y.pointer)
+
+
+def _sums(call: Call, y: Array) -> Array:
+    """Scratch memory for float32 sums of y's shape."""
+    size = call.nbytes[y.pointer.base] // SIZES[y.dtype]
+    return Array(None, scratch(call, size * SIZES["float32"]), "float32")
 
 
 def launch_products(

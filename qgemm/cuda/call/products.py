@@ -29,7 +29,7 @@ from qgemm.placement import described, misplaced
 from qgemm.tensor import Tensor
 
 from .arrays import NOTHING, SIZES, Array, Call, Pointer, X, Y
-from .plan import Product, Served, Source, gated_pair, launch_products, served, share_launch
+from .plan import Product, Served, Source, launch_gated, launch_products, served
 
 if TYPE_CHECKING:
     import cupy
@@ -119,7 +119,7 @@ def _launch_gated(
 ) -> None:
     """y = function(product by gate) * (product by up) of a pair of products with one y.
 
-    Kernels that add store y, in one launch where they can (`gated_pair`). CuPy gates the products of other kernels.
+    Kernels that add store y (`launch_gated`). CuPy gates the products of other kernels.
     """
     import cupy
 
@@ -130,8 +130,8 @@ def _launch_gated(
         _launch(call, x, source, [gate, up], activation)
         view(y)[...] = gated_by(function, view(gate.y), view(up.y), cupy)
     elif kernels:
-        stored, fused = y if _stores(pair[0], kernels[0]) else temporary(call, shape), share_launch(kernels)
-        launch_products(call, kernels, gated_pair(call, pair, stored, function, fused), source, x, fused)
+        stored = y if _stores(pair[0], kernels[0]) else temporary(call, shape)
+        launch_gated(call, kernels, pair, stored, function, source, x)
         if stored is not y:
             view(y)[...] = view(stored)
 

@@ -129,11 +129,12 @@ QUANTIZE_ACTIVATIONS_GROUPS = Transform(
     "quantize_activations_groups",
     tuple({**source, **groups_template(activation)} for source in IN for activation in GROUP_COLUMNS),
 )
+GATE_PRODUCTS = Transform("gate_products", ({},))
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 
 TRANSFORMS = (
     PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED, QUANTIZE_CODEBOOK,
     DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, QUANTIZE_ACTIVATIONS_GROUPS,
-    MOE_SORT, MOE_COMBINE,
+    GATE_PRODUCTS, MOE_SORT, MOE_COMBINE,
 )  # fmt: skip
