@@ -84,7 +84,7 @@ class Tensor:
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self.numpy()
 
-    is_cuda = False
+    is_cuda = is_cpu = False  # products on the CPU take the slow path
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0

@@ -52,7 +52,6 @@ struct FourValues {
     uint4 bits;
     int type;
 
-    FourValues() = default;
     __device__ FourValues(const void* data, int type, i64 i) : bits(), type(type) {
         if (type == FLOAT32) {
             bits = *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + i);
@@ -70,7 +69,7 @@ struct FourValues {
     }
 };
 
-__device__ inline void store_four(void* data, int type, i64 i, const float (&values)[4]) {
+__device__ inline void store_as_four(void* data, int type, i64 i, const float (&values)[4]) {
     if (type == FLOAT32) {
         *reinterpret_cast<float4*>(static_cast<float*>(data) + i) = {values[0], values[1], values[2], values[3]};
         return;
@@ -104,19 +103,15 @@ struct Epilogue : EpilogueArguments {
                               reinterpret_cast<i64>(arrays.residual);
         return !types.gate && n % 4 == 0 && addresses % 16 == 0;
     }
-    __device__ FourValues four_biases(i64 row) const { return FourValues(arrays.bias, types.bias, row); }
-    __device__ FourValues four_residuals(i64 token, i64 row) const {
-        return FourValues(arrays.residual, types.residual, token + row);
-    }
-    __device__ void store(i64 token, i64 row, float4 sums, const FourValues& biases,
-                          const FourValues& residuals) const {
+    __device__ void store_four(i64 token, i64 row, float4 sums) const {
+        const FourValues biases(arrays.bias, types.bias, row), residuals(arrays.residual, types.residual, token + row);
         float values[4] = {sums.x, sums.y, sums.z, sums.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             if (types.bias) values[i] += biases[i];
             if (types.residual) values[i] += residuals[i];
         }
-        store_four(arrays.y, types.y, token + row, values);
+        store_as_four(arrays.y, types.y, token + row, values);
     }
 };
 

@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256)
         float values[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) values[i] = value(x[i], products[i]);
-        store_four(y, y_type, start, values);
+        store_as_four(y, y_type, start, values);
     } else {
         for (i64 i = start; i < min(start + 4, count); ++i) store_as(y, y_type, i, value(first[i], second[i]));
     }

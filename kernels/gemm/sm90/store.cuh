@@ -126,33 +126,17 @@ private:
             }
         }
     }
-    // The part of an epilogue tile that is inside the matrix, with bias and residual, four rows at a time. A thread
-    // loads the residuals of AT_ONCE tokens before it needs the first.
+    // The part of an epilogue tile that is inside the matrix, with bias and residual, four rows at a time.
     __device__ __forceinline__ void store_fours(const EpilogueSmem<Config>& epi_smem, const Coord& coord, int epi_tile,
                                                 const Epilogue& epilogue) const {
-        constexpr int FOURS = TILE_ROWS / 4, STEP = WARPGROUP_THREADS / FOURS, AT_ONCE = EPI_TOKENS % 16 ? 1 : 2;
-        static_assert(EPI_TOKENS % (AT_ONCE * STEP) == 0, "every thread has the same number of tokens");
+        constexpr int FOURS = TILE_ROWS / 4, STEP = WARPGROUP_THREADS / FOURS;
+        const int begin = max(coord.skip - epi_tile, 0), end = min(coord.tokens - epi_tile, EPI_TOKENS);
         const int row = wg.thread % FOURS * 4;
         if (row >= coord.rows) return;
-        const i64 y_row = coord.first_row + row;
-        const FourValues biases = epilogue.four_biases(y_row);
-        const auto inside = [&](int token) {
-            return epi_tile + token >= coord.skip && epi_tile + token < coord.tokens;
-        };
-        const auto first = [&](int token) { return (coord.first_token + epi_tile + token) * wg.p.n; };
 #pragma unroll 1
-        for (int token = wg.thread / FOURS; token < EPI_TOKENS; token += AT_ONCE * STEP) {
-            FourValues residuals[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (inside(token + i * STEP)) residuals[i] = epilogue.four_residuals(first(token + i * STEP), y_row);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (inside(token + i * STEP))
-                    epilogue.store(first(token + i * STEP), y_row,
-                                   *reinterpret_cast<const float4*>(&epi_smem[token + i * STEP][row]), biases,
-                                   residuals[i]);
-        }
+        for (int token = begin + wg.thread / FOURS; token < end; token += STEP)
+            epilogue.store_four((coord.first_token + epi_tile + token) * wg.p.n, coord.first_row + row,
+                                *reinterpret_cast<const float4*>(&epi_smem[token][row]));
     }
     // Slow path: the same one by one, where rows of y or arrays do not start at multiples of four values.
     __device__ __forceinline__ void store_clipped(const EpilogueSmem<Config>& epi_smem, const Coord& coord,
