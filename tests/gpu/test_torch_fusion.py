@@ -78,7 +78,7 @@ def test_outputs_are_those_of_single_layers(m, dtype, calls):
 
 
 @pytest.mark.parametrize("m", [1, 12])
-@pytest.mark.filterwarnings("ignore")  # of modules that torch.compile imports
+@pytest.mark.filterwarnings("ignore")  # torch.compile imports modules that warn
 def test_graphs_and_compiled_code(m, calls):
     for kind in (Block, Gated):
         model, x = kind().cuda(), inputs(m, "bfloat16")
