@@ -27,7 +27,7 @@ KINDS: dict[str, Any] = {  # GGUF's architecture -> config class and sizes
     "mistral": ("MistralConfig", {"head_dim": 64}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 128}),
-    "gemma3": ("Gemma3TextConfig", {"head_dim": 64, "sliding_window": 8}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 256, "sliding_window": 8}),
 }
 MIX = {"token_embd": "q8_0", "attn_v": "q6_k", "ffn_down": "q6_k", "^output": "q6_k"}  # like q4_k_m's
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-import transformers
 from config_classes import CLASSES, classified
 
 from qgemm.converter.architectures import ARCHITECTURES
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

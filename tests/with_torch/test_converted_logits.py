@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import transformers
 
 import qgemm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import qgemm
 from qgemm.cpu import fast_path
 from qgemm.cpu.native import library
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(bool(library.reason()), reason=library.reason())]
 N, K = 40, 256
