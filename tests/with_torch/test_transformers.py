@@ -190,7 +190,8 @@ def test_a_model_is_one_like_any_other(path):
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad():
         assert_same(compiled(INDEX, use_cache=False).logits.double(), want)
-    lora = model.model.layers[0].self_attn.q_proj.add_lora(torch.ones(2, 256), torch.ones(256, 2))
+    query = model.model.layers[0].self_attn.q_proj
+    lora = query.add_lora(torch.ones(2, query.in_features), torch.ones(query.out_features, 2))
     model(INDEX, labels=INDEX).loss.backward()
     assert lora.A.grad.abs().max() > 0
     with adapter.patch():
