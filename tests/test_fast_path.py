@@ -97,6 +97,21 @@ def test_second_calls_have_the_bits_of_first_ones(kind, call, weights, slow):
         assert ours.dtype == theirs.dtype
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_columns_at_any_distance(dtype, weights):
+    """x, a residual and an output whose columns are 2 to 24 numbers apart, at the size of a block of activations too."""
+    w = weights[0]
+    for step in range(2, 25):
+        for _ in range(2):
+            x, residual = numbers(3, step * K, dtype=dtype)[:, ::step], numbers(3, step * N, dtype=dtype)[:, ::step]
+            out = np.full((3, step * N), 7, np.float32)
+            copies = np.ascontiguousarray(x), np.ascontiguousarray(residual)
+            expected = qgemm.matmul(copies[0], w, residual=copies[1])
+            assert_array_equal(qgemm.matmul(x, w, residual=residual), expected)
+            assert_array_equal(qgemm.matmul(x, w, residual=residual, out=out[:, ::step]), expected)
+            assert (np.delete(out, np.s_[::step], 1) == 7).all()
+
+
 def test_out_may_overlap_what_is_read(weights):
     """x, bias, residual and the other out: as the slow path treats them, an error where that raises one."""
     w, x = weights[0], numbers(3, K)

@@ -260,13 +260,14 @@ def _read_rows(array: Any, k: int, flat: bool = False) -> tuple[Operand | None, 
     library = LIBRARIES.get(type(array)) or _library_of(type(array)) or LIBRARIES[np.ndarray]
     name = library.type(array)
     if type(array) is Tensor:
-        size, itemsize, code = k // q8_1_f32.FORMAT.weights * q8_1_f32.DTYPE.itemsize, 4, None
+        step, itemsize, code = q8_1_f32.DTYPE.itemsize, 4, None
+        size = k // q8_1_f32.FORMAT.weights * step
     elif name in TYPES:
-        code, itemsize = TYPES[name], SIZES[name]
-        size = k * itemsize
+        code, step = TYPES[name], SIZES[name]
+        size, itemsize = k * step, step
     else:
         return None, _NO_ARGUMENT
-    row, convert = _row(array.shape, library.strides(array), itemsize, size), None
+    row, convert = _row(array.shape, library.strides(array), step, size), None
     if row is None or row % itemsize or (flat and row != size):
         row, convert = size, library.copy
     m = prod(array.shape[:-1])
@@ -274,9 +275,12 @@ def _read_rows(array: Any, k: int, flat: bool = False) -> tuple[Operand | None, 
     return Operand(0, row, code), use
 
 
-def _row(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, size: int) -> int | None:
-    """Bytes from a row of [..., K] to the next; None if that differs, or if a row has gaps."""
-    if shape[-1] > 1 and strides[-1] not in (itemsize, size // shape[-1], q8_1_f32.DTYPE.itemsize):
+def _row(shape: tuple[int, ...], strides: tuple[int, ...], step: int, size: int) -> int | None:
+    """Bytes from a row of [..., K] to the next; None if that differs, or if a row has gaps.
+
+    step: bytes from a number or block of a row to the next, without gaps. size: of a row.
+    """
+    if shape[-1] > 1 and strides[-1] != step:
         return None
     row = None
     reach = 1
