@@ -89,8 +89,8 @@ def test_second_calls_have_the_bits_of_first_ones(kind, call, weights, slow):
         y = CALLS[call](x, weights, **terms)
         count = len(slow)
     assert count == 1
-    monkeys = [qgemm.Tensor(w.format, w.shape, w.blocks) for w in weights]
-    expected = CALLS[call](x, monkeys, **terms)
+    fresh = [qgemm.Tensor(w.format, w.shape, w.blocks) for w in weights]
+    expected = CALLS[call](x, fresh, **terms)
     assert len(slow) == 2
     for ours, theirs in zip(y if isinstance(y, list) else [y], expected if isinstance(y, list) else [expected]):  # noqa: B905
         assert_array_equal(ours, theirs)

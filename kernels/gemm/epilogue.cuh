@@ -96,8 +96,8 @@ struct Epilogue : EpilogueArguments {
     __device__ void store(i64 token, i64 row, float sum) const {
         store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
-    // Whether four outputs of a token, from a row that is a multiple of four, may be stored together. There is no gate:
-    // where these kernels multiply a gate and up, gate_products.cu gates.
+    // Whether four outputs of a token, from a row that is a multiple of four, may be stored together. A gate is
+    // excluded: for kernels that call this, gate_products.cu applies it.
     __device__ bool in_fours(i64 n) const {
         const i64 addresses = reinterpret_cast<i64>(arrays.y) | reinterpret_cast<i64>(arrays.bias) |
                               reinterpret_cast<i64>(arrays.residual);

@@ -1,6 +1,6 @@
-// gate_products: y = gate(first) * second, where kernels for many tokens computed both products.
+// gate_products: y = gate(first) * second, for two products that kernels for many tokens have stored in float32.
 //
-// A thread has four values. The arrays of products are aligned to 16 bytes.
+// A thread computes four values. The arrays of products are aligned to 16 bytes.
 #include "gemm/epilogue.cuh"
 #include "ptx/griddepcontrol.cuh"
 

@@ -121,7 +121,7 @@ def chosen(name: str, p: Problem, rows: Sequence[int]) -> set[DecodeConfig]:
         tokens = token_tile(m)
         more = {row.row_blocks for row in decode_configs_for(p.format, table, tokens, p.sm)}
         counts = {alone, *(count for count in more if count > alone)}
-        for row_blocks in {2 * alone} if p.gated and p.routed is None else counts:  # a gate has its up beside it alone
+        for row_blocks in {2 * alone} if p.gated and p.routed is None else counts:  # gate and up, no third product
             config = decode_ranked(p.format, table, tokens, m, row_blocks, p.k, p.sm)[0]
             configs_chosen.add(gated_config(config) if p.gated else config)
     return configs_chosen
