@@ -99,7 +99,7 @@ def test_second_calls_have_the_bits_of_first_ones(kind, call, weights, slow):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_columns_at_any_distance(dtype, weights):
-    """x, a residual and an output whose columns are 2 to 24 numbers apart, at the size of a block of activations too."""
+    """Columns of x, residual and output that are 2 to 24 numbers apart, also the bytes of a block of activations."""
     w = weights[0]
     for step in range(2, 25):
         for _ in range(2):
