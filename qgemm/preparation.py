@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from operator import index
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -99,12 +101,37 @@ def _run(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
     The threads live for one call only, and end before it returns.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    hidden = None if progress is None else not progress
+    # Ctrl-C inside submit or as_completed of concurrent.futures may leave a lock held, at which its threads then wait
+    # without end. A SimpleQueue has no such lock, and no task begins before all threads have started.
+    waiting: SimpleQueue[Callable[[], bool] | None] = SimpleQueue()
+    results: SimpleQueue[bool | BaseException] = SimpleQueue()
+
+    def work() -> None:
+        while (task := waiting.get()) is not None:
+            try:
+                results.put(task())
+            except BaseException as error:
+                results.put(error)
+
+    compiled = 0
     with ThreadPoolExecutor(cores) as pool:
         try:
-            futures = [pool.submit(task) for task in tasks]
-            hidden = None if progress is None else not progress
-            with tqdm(as_completed(futures), "kernels", len(futures), disable=hidden, leave=False, delay=1) as bar:
-                return sum(future.result() for future in bar)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            for _ in range(cores):
+                pool.submit(work)
+            with tqdm(None, "kernels", len(tasks), disable=hidden, leave=False, delay=1) as bar:
+                for task in tasks:
+                    waiting.put(task)
+                for _ in tasks:
+                    result = results.get()
+                    if isinstance(result, BaseException):
+                        raise result
+                    compiled += result
+                    bar.update()
+        finally:
+            while not waiting.empty():
+                with suppress(Empty):
+                    waiting.get_nowait()
+            for _ in range(cores):
+                waiting.put(None)
+    return compiled
