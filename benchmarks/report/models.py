@@ -27,8 +27,9 @@ def table(path: Path = RESULTS) -> str:
     variants = [variant for variant in COLUMNS if any(row["variant"] == variant for row in rows)]
     speeds = {(case_of(row), row["variant"], row["road"]): row["tokens_s"] for row in rows}
     lines = [
-        f"{document['device']}, {settings(rows)}. Random weights: a .gguf file in `qgemm`'s layers, in parentheses the",
-        "same model with dense weights of the dtype of activations; tokens a second.",
+        f"{document['device']}, {settings(rows)}.",
+        "Random weights: a .gguf file in `qgemm`'s layers, in parentheses the same model with dense weights of the",
+        "dtype of activations; tokens a second.",
         "",
         f"| model | types | x | batch | prompt | {' | '.join(COLUMNS[variant] for variant in variants)} |",
         f"|---|---|---|--:|--:|{'--:|' * len(variants)}",

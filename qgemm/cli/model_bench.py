@@ -1,8 +1,8 @@
 """Tokens a second of whole models run by transformers, with packed and with dense weights in turns.
 
-docs/recipes.md shows a program for each variant: prompts by a16 and by a8_g256, an eager step, a CUDA graph, a compiled
-step, `generate` with a static cache, training. torch's settings are its defaults. The first pass, which compiles kernels
-and plans cuDNN's attention, is timed separately, as `first_s`.
+docs/recipes.md has a program for each variant: prompts by a16 and by a8_g256, an eager step, a CUDA graph, a compiled
+step, `generate` with a static cache, training. All settings are torch's defaults. The first pass, which compiles
+kernels and plans cuDNN's attention, is timed separately, as `first_s`.
 """
 
 from __future__ import annotations
