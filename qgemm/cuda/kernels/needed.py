@@ -15,7 +15,7 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
 from .kernel import Kernel
-from .routes import ROUTES, TYPE_NAMES, Grouping, common_variants, extra_units, route
+from .routes import PLAIN, ROUTES, TYPE_NAMES, Grouping, common_variants, extra_units, route
 from .transforms import PACK
 
 ROWS = range(1, 4097)  # rows of x: from one token to a long prompt
@@ -43,7 +43,7 @@ def needed(
     for tensor in tensors:
         if tensor.ndim > 1 and tensor.format.tiled:
             shapes[tensor.format].add(tuple(tensor.shape[-2:]))
-        if tensor.ndim == 3 and tensor.format.tiled and "a16" in activations:
+        if tensor.ndim == 3 and (tensor.format.tiled or PLAIN.holds(tensor.format)) and "a16" in activations:
             experts[tensor.format].add(tuple(tensor.shape))
     keys = {_key(name, None, template) for name, template in common_variants(sm)}
     for fmt, matrices in shapes.items():

@@ -21,6 +21,7 @@ from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .gemv import TOKEN_TILES as GEMV_TOKENS
 from .kernel import Kernel, Launchable
+from .moe_floats import MOE_FLOATS
 from .moe_prefill_sm80 import MOE_PREFILL_SM80
 from .moe_prefill_sm80 import TOKEN_TILES as EXPERT_TOKENS
 from .panels import CUBLAS, DEQUANTIZE
@@ -177,6 +178,7 @@ DENSE = (
 BY_SLOTS = (
     Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, NUMBERS,  (1,),        "experts, each looked up"),
     Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
+    Route(MOE_FLOATS,      ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (1,),        "experts of floats, looked up"),
 )  # fmt: skip
 BY_TILES = (
     Route(MOE_DECODE_TILES, ("a16",), HALVES, ANY, 80, ANY, TILED,    (DECODE_TILE,), "experts, tokens sorted by them"),

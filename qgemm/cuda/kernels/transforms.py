@@ -59,6 +59,10 @@ def _tiled(fmt: Format) -> bool:
     return fmt.tiled
 
 
+def _floats(fmt: Format) -> bool:
+    return fmt.plain and fmt.levels is not None
+
+
 def encodes(fmt: Format) -> bool:
     """Whether `encode` writes blocks of a format: four lanes have the 32 weights of a block, integers with scales."""
     return _coded(fmt) and fmt.weights == 32 and fmt.encoding.weighted is None
@@ -117,6 +121,7 @@ PACK = Transform("pack", ({},), _tiled, _panel)
 UNPACK = Transform("unpack", ({},), _tiled, _panel)
 DEQUANTIZE_TILES = Transform("dequantize", OUT, _tiled)
 GATHER_ROWS = Transform("gather_rows", OUT, _tiled, _gatherer)
+GATHER_FLOATS = Transform("gather_floats", OUT, _floats, _gatherer)
 ENCODE = Transform("encode", IN, encodes, _encoder)
 ENCODE_GROUPS = Transform("encode_groups", ({"WEIGHTED": 0},), encodes_groups, _encoder)
 ENCODE_WEIGHTED = Transform("encode_groups", ({"WEIGHTED": 1},), encodes_weighted, _encoder)
@@ -134,7 +139,7 @@ MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 
 TRANSFORMS = (
-    PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED, QUANTIZE_CODEBOOK,
-    DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, QUANTIZE_ACTIVATIONS_GROUPS,
-    GATE_PRODUCTS, MOE_SORT, MOE_COMBINE,
+    PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, GATHER_FLOATS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED,
+    QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS,
+    QUANTIZE_ACTIVATIONS_GROUPS, GATE_PRODUCTS, MOE_SORT, MOE_COMBINE,
 )  # fmt: skip
