@@ -18,7 +18,7 @@ from strategies import EVERY_TILED, by_turns, over_formats, seeds
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.call import experts, grouped, plan
-from qgemm.cuda.kernels import decode, moe_floats
+from qgemm.cuda.kernels import decode, dot_floats
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
 
@@ -36,7 +36,7 @@ def host(monkeypatch):
     """CuPy over NumPy, and kernels on the host, of a GPU without cp.async.bulk."""
     install(monkeypatch)
     kernel = cache(harness.Kernel)
-    for module in (decode, moe_floats):
+    for module in (decode, dot_floats):
         monkeypatch.setattr(module, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
         monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)

@@ -16,12 +16,12 @@ from qgemm.errors import UnsupportedError
 
 from . import gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90_eight_bits
 from .decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES, sliced
+from .dot_floats import GEMV_FLOATS, MOE_FLOATS, differs
 from .expert_tiles import DECODE_TILE, Size
 from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .gemv import TOKEN_TILES as GEMV_TOKENS
 from .kernel import Kernel, Launchable
-from .moe_floats import MOE_FLOATS
 from .moe_prefill_sm80 import MOE_PREFILL_SM80
 from .moe_prefill_sm80 import TOKEN_TILES as EXPERT_TOKENS
 from .panels import CUBLAS, DEQUANTIZE
@@ -173,6 +173,7 @@ DENSE = (
     Route(PREFILL_SM80_EIGHT_BITS, ("e4m3_g256",), TYPES, ANY, 89, ANY, E4M3, EIGHT_BIT_TOKENS, "mma.sync of e4m3"),
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
+    Route(GEMV_FLOATS,     ("a16",), TYPES,  8,   75,  ANY, PLAIN,    (8,),        "x of another type", differs),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
 )  # fmt: skip
 BY_SLOTS = (

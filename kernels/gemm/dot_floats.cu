@@ -1,6 +1,8 @@
-// moe_floats: products by experts W [E, n, k] of floats, each token by the experts of its ids [T, top_k].
+// dot_floats: products by W [E, n, k] of floats, each token by the experts of its ids [T, top_k]; without ids by the one
+// matrix W [n, k].
 //
 //   y [T, top_k, n] = (x @ W[ids].T + bias[ids]) * weights, x [T, k] or [T, top_k, k]; weights: of the router, or none.
+//   A residual is added before that or, with a gate, multiplies as of gemm/epilogue.cuh.
 //   GATED: of two products by the same expert the first is the gate of the second.
 //   SUMMED: y [T, n], the sum over a token's experts, x [T, top_k, k]; the weights multiply the biases alone.
 // A warp owns a row of W and has its products with x exactly, summed in float32. W is read again for each slot. An id
@@ -26,7 +28,7 @@ struct alignas(16) Numbers {
 };
 
 template <class Config>
-struct FloatExperts {
+struct DotFloats {
     using Weight = typename Config::Weight;
     using In = typename Config::In;
     static constexpr int AT_ONCE = 16 / sizeof(Weight);  // weights that a lane loads at a time
@@ -36,6 +38,7 @@ struct FloatExperts {
 
     // -1 for an id that is no expert.
     __device__ int expert_of(i64 slot) const {
+        if (!all.ids) return 0;
         const i64 id = all.wide_ids ? static_cast<const i64*>(all.ids)[slot] : static_cast<const int*>(all.ids)[slot];
         return id >= 0 && id < all.experts ? int(id) : -1;
     }
@@ -73,15 +76,16 @@ struct FloatExperts {
         return sum;
     }
     __device__ float of_slot(i64 slot, i64 y_index) const {
-        const int expert = expert_of(slot), function = epilogue_of(0).types.gate;
+        const int expert = expert_of(slot);
         if (expert < 0) return 0;
         const i64 x_row = all.x_of_slots ? slot : slot / all.top_k;
+        const Epilogue epilogue = epilogue_of(0);
         float y = biased(0, expert, dot(0, expert, x_row));
         if constexpr (Config::GATED) {
-            y = gated(function, y, biased(1, expert, dot(1, expert, x_row)));
-        } else if (function) {
-            const Epilogue epilogue = epilogue_of(0);
-            y = gated(function, load_as(epilogue.arrays.residual, epilogue.types.residual, y_index), y);
+            y = gated(epilogue.types.gate, y, biased(1, expert, dot(1, expert, x_row)));
+        } else if (epilogue.types.residual) {
+            const float residual = load_as(epilogue.arrays.residual, epilogue.types.residual, y_index);
+            y = epilogue.types.gate ? gated(epilogue.types.gate, residual, y) : y + residual;
         }
         return y * weight(slot);
     }
@@ -106,10 +110,10 @@ struct FloatExperts {
 }  // namespace qgemm
 
 extern "C" __global__ void __launch_bounds__(32 * qgemm::Config::WARPS)
-    moe_floats(const __grid_constant__ qgemm::ExpertProducts all) {
+    dot_floats(const __grid_constant__ qgemm::ExpertProducts all) {
     using namespace qgemm;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const i64 row = i64(blockIdx.x) * Config::WARPS + threadIdx.x / 32;
-    if (row < all.products.of[0].n) FloatExperts<Config>{all, row, int(threadIdx.x % 32)}.run();
+    if (row < all.products.of[0].n) DotFloats<Config>{all, row, int(threadIdx.x % 32)}.run();
 }
