@@ -31,7 +31,7 @@ from qgemm.formats import FORMATS
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.text import json_lines
 
-from . import contest, convert, cpu, encode, encoders, gpu, model, moe, moe_host, results, sweep
+from . import contest, convert, cpu, encode, encoders, gpu, model, moe, moe_host, results, stale, sweep
 from .report import tables, targets
 from .results import Results
 
@@ -236,6 +236,7 @@ def save_experts(out: Path | None, merging: bool, measured: Results) -> None:
     """Write the layers so far; with `merging` together with everything else in the file of this GPU."""
     if out is None:
         return
+    measured = stale.stamped(measured)
     path = output_path(out, results.file_stem(measured["device"]) if merging else "moe")
     if merging and path.exists():
         measured = results.merge_lists(results.load(path), measured, (results.EXPERTS, results.EXPERTS_HOST))
@@ -306,6 +307,7 @@ def save(out: Path | None, merging: bool, measured: Results) -> None:
     """Write the results so far; with `merging` together with the other rows in the file."""
     if out is None:
         return
+    measured = stale.stamped(measured)
     path = output_path(out, results.file_stem(measured["device"]))
     if merging and path.exists():
         measured = results.merge(results.load(path), measured)
