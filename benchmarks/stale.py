@@ -1,7 +1,7 @@
 """Digests of the kernels that rows of results ran, and the rows whose kernels have changed since.
 
-A digest covers the translation units of a row's kernels, with all headers and the generated text: what is compiled, not
-by which compiler. Comments and line breaks do not count. Rows of host times name no kernels.
+A digest covers the translation units of a row's kernels, with all headers and the generated text, but not the compiler.
+Comments and line breaks do not count. Rows of host times name no kernels.
 """
 
 from __future__ import annotations
@@ -96,18 +96,18 @@ def is_stale(name: str, row: Row, results: Results) -> bool:
 
 
 def sentence(results: Results) -> str:
-    """How many rows of products are stale, as a sentence; empty if none is."""
+    """A sentence that counts the stale rows of products; empty if none is stale."""
     count = counts(results).get("rows", Count(0, 0, 0))
     stale = count.changed + count.unknown
     if not stale:
         return ""
-    which = "All" if stale == count.rows else f"{stale} of {count.rows}"
-    return f"{which} rows were measured with other kernels than the present ones."
+    share = "All" if stale == count.rows else f"{stale} of {count.rows}"
+    return f"{share} rows were measured with other kernels than the present ones."
 
 
 def table(paths: Sequence[Path]) -> str:
     """A row for each list of each file of GPU results that has stale rows."""
-    cells = [("file", "list", "rows", "of changed kernels", "of unknown sources")]
+    cells: list[tuple[str, ...]] = [("file", "list", "rows", "of changed kernels", "of unknown sources")]
     for path in paths:
         for name, count in counts_in(path).items():
             if count.changed or count.unknown:
