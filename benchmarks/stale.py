@@ -39,10 +39,10 @@ from .moe_layers import MODELS
 from .results import EXPERTS, KEYS, MMA, STEPS, Results, Row, load
 
 DIGEST = "kernels"  # the field of a row
-DIGITS = 12  # of SHA-256
-TUNED_SM = 90  # of files that do not name the compute capability
+DIGITS = 12  # hexadecimal digits of SHA-256 that are kept
+TUNED_SM = 90  # the compute capability where a file names none
 HOST_TIMES = ("calls", "experts_host")
-X_TYPE = "float16"  # of rows that do not name the type of x
+X_TYPE = "float16"  # the type of x where a row names none
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 # The kernels that bring x into the form of an activation.
 QUANTIZING: dict[str, tuple[Transform, ...]] = {
@@ -141,7 +141,7 @@ def digest_of(name: str, row: Row, results: Results) -> str:
     """The digest of the kernels that a row of a list would run now; empty if there is none."""
     try:
         units = set(_units(name, row, results.get("sm", TUNED_SM), results.get("sms", TUNED_SMS)))
-    except (UnsupportedError, StopIteration, KeyError):  # of a kernel, format or model that is no more
+    except (UnsupportedError, StopIteration, KeyError):  # the kernel, format or model is no more
         return ""
     return _digest(sorted(unit_digest(unit) for unit in units)) if units else ""
 
