@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qgemm.cli.random_models import HEADS, types_of
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.cuda.jit.codegen import Template, compose, headers
@@ -211,9 +212,9 @@ def _of_mma(row: Row, sm: int, sms: int) -> Key:
 
 def _shapes_of_step(mixture: str) -> dict[str, list[tuple[int, int]]]:
     """The matrices of benchmarks.step by their format."""
-    shapes: dict[str, list[tuple[int, int]]] = {step.HEADS[mixture]: [(step.VOCABULARY, step.HIDDEN)]}
+    shapes: dict[str, list[tuple[int, int]]] = {HEADS[mixture]: [(step.VOCABULARY, step.HIDDEN)]}
     for layer in range(step.LAYERS):
-        base, v, down = step.types_of(mixture, layer)
+        base, v, down = types_of(mixture, layer, step.LAYERS)
         square, key = (step.HIDDEN, step.HIDDEN), (step.KEYS, step.HIDDEN)
         wide, narrow = (step.INNER, step.HIDDEN), (step.HIDDEN, step.INNER)
         matrices = (base, square), (base, key), (base, wide), (v, key), (down, narrow)
