@@ -112,8 +112,8 @@ struct DotFloats {
 extern "C" __global__ void __launch_bounds__(32 * qgemm::Config::WARPS)
     dot_floats(const __grid_constant__ qgemm::ExpertProducts all) {
     using namespace qgemm;
-    griddepcontrol_launch_dependents();
     griddepcontrol_wait();
+    griddepcontrol_launch_dependents();  // the second product of a layer reads the ids at once: they are written by now
     const i64 row = i64(blockIdx.x) * Config::WARPS + threadIdx.x / 32;
     if (row < all.products.of[0].n) DotFloats<Config>{all, row, int(threadIdx.x % 32)}.run();
 }
