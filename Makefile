@@ -5,7 +5,7 @@ BOOTSTRAP = $(PYTHON) tools/bootstrap.py
 BIN = .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # or each process of a test compiles all Python that it imports
 
-.PHONY: help demo check test gpu mutants lint format docs ci bench fuzz clean
+.PHONY: help demo check test gpu mutants lint format stale docs ci bench fuzz clean
 
 help:
 	@echo "make demo     set up, then answer a question with a packed model"
@@ -15,6 +15,7 @@ help:
 	@echo "make mutants  plant bugs, each of which a test must catch"
 	@echo "make lint     ruff, clang-format, mypy, plain English"
 	@echo "make format   rewrite the sources by ruff and clang-format"
+	@echo "make stale    results that older kernels gave"
 	@echo "make docs     the documentation site, in build/site"
 	@echo "make ci       all that a change must pass: .ci/run"
 	@echo "make bench    measure this machine               ARGS='--cpu'"
@@ -56,6 +57,10 @@ format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	find kernels tests/data/kernels -name '*.cu' -o -name '*.cuh' -o -name '*.[ch]' | xargs -r $(BIN)/clang-format -i
+
+stale:
+	$(BOOTSTRAP)
+	$(BIN)/python tools/stale.py
 
 docs:  # strict: a broken link or an unknown name is an error
 	$(BOOTSTRAP) docs

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
-
-import numpy as np
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from qgemm.cli.timing import Call, Cublas, Loop, capture, compare, rotation
+from qgemm.cuda.driver.launch import Launch
+from qgemm.cuda.jit.nvrtc import arch_of, compile_cubin
 
-READ = r"""
-extern "C" __global__ void stream_read(const uint4* p, long long n, unsigned* sink) {
-    const long long stride = (long long)gridDim.x * blockDim.x;
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    unsigned sum = 0;
-    for (; i + 3 * stride < n; i += 4 * stride) {
-        const uint4 a = __ldcs(p + i), b = __ldcs(p + i + stride);
-        const uint4 c = __ldcs(p + i + 2 * stride), d = __ldcs(p + i + 3 * stride);
-        sum ^= a.x ^ a.y ^ a.z ^ a.w ^ b.x ^ b.y ^ b.z ^ b.w ^ c.x ^ c.y ^ c.z ^ c.w ^ d.x ^ d.y ^ d.z ^ d.w;
-    }
-    for (; i < n; i += stride) {
-        const uint4 a = __ldcs(p + i);
-        sum ^= a.x ^ a.y ^ a.z ^ a.w;
-    }
-    if (sum == 0x12345678) *sink = sum;  // keeps the loads
-}
-"""
-THREADS = 256
-CTAS_PER_SM = (2, 4, 8, 16)  # the fastest of these counts is used
+READERS = Path(__file__).with_name("read.cu")
+BULK = 4 * 8192  # bytes of shared memory of a CTA of read_bulk: 4 stages
+SINCE_BULK = 90  # the first compute capability with cp.async.bulk
+
+
+class Reader(NamedTuple):
+    """A kernel of read.cu, threads and shared bytes of a CTA, and the numbers of CTAs of an SM to try."""
+
+    name: str
+    threads: int
+    shared: int
+    ctas: tuple[int, ...]
+    least: int = 0  # compute capability
+
+
+# The fastest of all with any of these grids is the floor of a size.
+CANDIDATES = (
+    Reader("read_strided", 256, 0, (2, 4, 8, 16)),
+    Reader("read_shares", 512, 0, (1, 2, 4)),
+    Reader("read_bulk", 32, BULK, (1, 2, 4, 6), SINCE_BULK),
+)
 
 
 def dense(stream: Any, cublas: Cublas, x: Any, weights: Sequence[Any], y: Any) -> tuple[str, Loop]:
@@ -103,20 +107,35 @@ def fp8(stream: Any, x: Any, weights: Sequence[Any]) -> Loop | None:
 
 
 def read(stream: Any, buffers: Sequence[Any]) -> Loop:
-    """Reading all bytes of the buffers in turn, 16 at a time and bypassing the caches, with the best of a few grids."""
-    import cupy
-
-    kernel = cupy.RawKernel(READ, "stream_read")
-    sink = cupy.zeros(1, cupy.uint32)
-    sms = cupy.cuda.Device().attributes["MultiProcessorCount"]
-
-    def loop(grid: int) -> Loop:
-        calls: list[Call] = [
-            lambda b=b: kernel((grid,), (THREADS,), (b, np.int64(b.nbytes // 16), sink))  # type: ignore[misc]
-            for b in rotation(buffers, buffers[0].nbytes)
-        ]
-        return capture(stream, calls)
-
-    loops = [loop(sms * ctas) for ctas in CTAS_PER_SM]
+    """Reading all bytes of the buffers in turn, bypassing the caches, by the fastest reader and grid."""
+    loops = list(readers(stream, buffers).values())
     medians = compare(stream, loops, repeats=3)
     return loops[medians.index(min(medians))]
+
+
+def readers(stream: Any, buffers: Sequence[Any], overlapped: bool = False) -> dict[tuple[str, int], Loop]:
+    """The loops of every reader, by its name and the number of CTAs of an SM.
+
+    overlapped: whether a launch starts while the one before it reads, which hides all ramps between them; launches of
+    products hide the first stages of their pipelines.
+    """
+    import cupy
+
+    device = cupy.cuda.Device()
+    sm, sms = int(device.compute_capability), device.attributes["MultiProcessorCount"]
+    module = cupy.cuda.function.Module()
+    module.load(compile_cubin(READERS.read_text(), arch_of(divmod(sm, 10))).cubin)
+    sink, turns = cupy.zeros(1, cupy.uint32), rotation(buffers, buffers[0].nbytes)
+
+    def loop(reader: Reader, ctas: int) -> Loop:
+        pointers = (ctypes.c_void_p * 2)()
+        size = ctypes.sizeof(ctypes.c_void_p)
+        memory, result = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, size))
+        arguments = memory, result, ctypes.c_int64(buffers[0].nbytes // 16)
+        function, grid = module.get_function(reader.name), sms * ctas
+        launch = Launch(function, grid, reader.threads, reader.shared, arguments, pointers, 2, programmatic=overlapped)
+        calls: list[Call] = [lambda b=b: launch(stream.ptr, b.data.ptr, sink.data.ptr) for b in turns]  # type: ignore[misc]
+        return capture(stream, calls)._replace(keep=(turns, sink, launch, module))
+
+    fitting = [reader for reader in CANDIDATES if sm >= reader.least]
+    return {(reader.name, ctas): loop(reader, ctas) for reader in fitting for ctas in reader.ctas}

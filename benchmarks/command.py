@@ -19,8 +19,8 @@ from typing import Any
 
 from qgemm.arguments import ACTIVATIONS, KINDS
 from qgemm.backend import backends
+from qgemm.cli import bench_model, model_bench, timing
 from qgemm.cli import main as cli
-from qgemm.cli import timing
 from qgemm.cli.abilities import served
 from qgemm.cli.bench import activations, formats, shapes
 from qgemm.cli.common import UsageError, count, counts
@@ -31,7 +31,7 @@ from qgemm.formats import FORMATS
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.text import json_lines
 
-from . import contest, convert, cpu, encode, encoders, gpu, model, moe, moe_host, results, sweep
+from . import contest, convert, cpu, encode, encoders, gpu, model, moe, moe_host, results, stale, sweep
 from .report import tables, targets
 from .results import Results
 
@@ -86,13 +86,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report", metavar="RESULTS", type=Path, nargs="?", const=tables.RESULTS,
         help="targets beside a results file and its plots; of the default file also the tables of the documents",
     )  # fmt: skip
-    parser.add_argument(
-        "--model", metavar="NAME,...", type=models,
-        help=f"tokens a second of whole models with random weights, by transformers: {', '.join(model.MODELS)}",
-    )  # fmt: skip
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json, cpu.json ...")
     parser.add_argument("--limit", metavar="SECONDS", type=count, help="with --moe: start no row after this time")
     parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
+    bench_model.add_arguments(parser)
     products = parser.add_argument_group("with --gpu and --cpu")
     products.add_argument("--formats", metavar="F,...", type=formats, help="default: every block format with a kernel")
     products.add_argument(
@@ -119,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table; 1 if a product was wrong or, with --goals, a goal was missed."""
     if args.report is not None:
         return report(args.report)
+    bench_model.refuse_without_model(args)
     if args.model:
         refuse(args, "--model", MODES)
     if args.convert:
@@ -238,6 +236,7 @@ def save_experts(out: Path | None, merging: bool, measured: Results) -> None:
     """Write the layers so far; with `merging` together with everything else in the file of this GPU."""
     if out is None:
         return
+    measured = stale.stamped(measured)
     path = output_path(out, results.file_stem(measured["device"]) if merging else "moe")
     if merging and path.exists():
         measured = results.merge_lists(results.load(path), measured, (results.EXPERTS, results.EXPERTS_HOST))
@@ -246,15 +245,8 @@ def save_experts(out: Path | None, merging: bool, measured: Results) -> None:
 
 def run_models(args: argparse.Namespace) -> int:
     """The rows of benchmarks.model."""
-    measured: Results = {"device": backends()["cuda"].facts["device"], "versions": model.versions(), "rows": []}
-
-    def save_row(row: results.Row) -> None:
-        measured["rows"].append(row)
-        if args.out is not None:
-            write_results(output_path(args.out, "model"), measured)
-
-    model.run(args.model, "q4_k_m", save_row)
-    print(f"{measured['device']}, {measured['versions']}\n{model.table(measured['rows'])}")
+    rows = model.run(args, None if args.out is None else output_path(args.out, "model"))
+    print(bench_model.heading("cuda"), "", model_bench.table(rows), sep="\n")
     return 0
 
 
@@ -315,6 +307,7 @@ def save(out: Path | None, merging: bool, measured: Results) -> None:
     """Write the results so far; with `merging` together with the other rows in the file."""
     if out is None:
         return
+    measured = stale.stamped(measured)
     path = output_path(out, results.file_stem(measured["device"]))
     if merging and path.exists():
         measured = results.merge(results.load(path), measured)
@@ -345,11 +338,3 @@ def write_results(path: Path, document: Results) -> None:
 def output_path(out: Path, stem: str) -> Path:
     """The file that --out names: itself, or STEM.json in a folder."""
     return out / f"{stem}.json" if out.is_dir() else out
-
-
-def models(text: str) -> list[str]:
-    """An argument: names of benchmarks.model.MODELS separated by commas."""
-    names = text.split(",")
-    if not set(names) <= set(model.MODELS):
-        raise argparse.ArgumentTypeError(f"{text!r}: models are {', '.join(model.MODELS)}")
-    return names

@@ -283,6 +283,8 @@ def facts(stream: Any) -> Results:
     (read,) = compare(stream, [loop])
     return {
         "device": state["device"],
+        "sm": compute_capability(),
+        "sms": int(cupy.cuda.Device().attributes["MultiProcessorCount"]),
         "driver": smi[0],
         "cuda": state["driver_cuda"],
         "clocks": {"sm_mhz": smi[1], "mem_mhz": smi[2]},

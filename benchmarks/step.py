@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qgemm.cli.random_models import HEADS, types_of
 from qgemm.cli.timing import capture, compare
 from qgemm.cli.weights import random_blocks, repeated_rows
 from qgemm.formats import FORMATS
@@ -25,26 +26,6 @@ MODEL = "llama-3-8b"
 HIDDEN, KEYS, INNER, VOCABULARY, LAYERS = 4096, 1024, 14336, 128256, 32
 M = 1, 8  # tokens
 DRAWN = 256  # random rows of each matrix, which repeats them
-
-
-class Types(NamedTuple):
-    """The formats of a layer's matrices, as llama-quantize chooses them for a mixture. base: all but v and down."""
-
-    base: str
-    v: str
-    down: str
-
-
-def types_of(mixture: str, layer: int, layers: int = LAYERS) -> Types:
-    """q4_k_m has v and down in q6_k in the first and last eighth of the layers, and in every third layer between."""
-    if mixture != "q4_k_m":
-        return Types(mixture, mixture, mixture)
-    eighth = layers // 8
-    six_bits = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
-    return Types("q4_k", *(["q6_k" if six_bits else "q4_k"] * 2))
-
-
-HEADS = {"q4_0": "q4_0", "q4_k_m": "q6_k", "q8_0": "q8_0"}  # mixture -> format of the output matrix
 
 
 def rows(stream: Any, repeats: int) -> Iterator[Row]:
@@ -103,7 +84,7 @@ class Step:
         self.nbytes = 0
         self.layers = []
         for layer in range(LAYERS):
-            base, v, down = types_of(mixture, layer)
+            base, v, down = types_of(mixture, layer, LAYERS)
             matrix = partial(self._matrix, shift=layer)
             self.layers.append((
                 [matrix(base, HIDDEN, HIDDEN), matrix(base, KEYS, HIDDEN), matrix(v, KEYS, HIDDEN)],

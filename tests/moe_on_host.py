@@ -65,6 +65,8 @@ def install(monkeypatch):
 
 def on_device(w: qgemm.Tensor) -> DeviceExperts:
     e, n, k = w.shape
+    if w.format.plain:
+        return DeviceExperts(w.format, w.shape, cupy_like.asarray(w.blocks.reshape(e, n * k).view(np.uint8)))
     memory = cupy_like.zeros((e, upload.tiles_nbytes(w.format, n, k)), np.uint8)
     for expert in range(e):
         packed = tiles.pack(w.format, w.blocks[expert]).reshape(-1).view(np.uint8)

@@ -13,9 +13,10 @@ from measured import made_up, plane_row, refused_benchmarks, row, run_benchmarks
 from strategies import FORMATS, over_formats
 
 import qgemm
-from benchmarks import command, cpu, encode, gpu, host, results, sweep
+from benchmarks import baselines, command, cpu, encode, gpu, host, results, sweep
 from benchmarks.report import tables
 from qgemm.cli import timing
+from qgemm.cuda.jit import nvrtc
 
 # ---------------------------------------------------------------- rows and their file
 
@@ -371,3 +372,17 @@ def test_a_typical_call_is_timed_without_waiting(monkeypatch):
     us = host.typical(lambda: takes(3e-6), lambda: (takes(1e-3), waits.append(1)))
     assert us == pytest.approx(3.0)
     assert len(waits) > host.CALLS // host.QUEUE
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
+def test_reading_kernels_compile(arch):
+    """Every kernel that a GPU of this architecture reads by has its entry point."""
+    cubin = nvrtc.compile_cubin(baselines.READERS.read_text(), arch).cubin
+    sm = int(arch.removeprefix("sm_").rstrip("a"))
+    for reader in baselines.CANDIDATES:
+        assert (f".text.{reader.name}\0".encode() in cubin) == (sm >= reader.least)
+        assert reader.shared in (0, baselines.BULK)
+    source = baselines.READERS.read_text()
+    stages, nbytes = map(int, re.search(r"STAGES = (\d+), STAGE_BYTES = (\d+);", source).groups())
+    assert stages * nbytes == baselines.BULK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from measured import made_up, row
 
-from benchmarks import command, moe, results
+from benchmarks import command, moe, results, stale
 
 
 def test_rows_of_a_list_are_replaced_and_all_else_stays():
@@ -27,9 +27,10 @@ def test_layers_of_experts_are_kept_beside_the_products_of_a_gpu(tmp_path):
     command.save(tmp_path, True, made_up(rows=[row(m=1)]))
     for out, merging in ((None, True), (tmp_path, True), (tmp_path, False)):
         command.save_experts(out, merging, measured)
-    both = results.load(tmp_path / "h200.json")
-    assert ([measured["M"] for measured in both["rows"]], both["experts"]) == ([1], [layer])
-    assert results.load(tmp_path / "moe.json") == measured
+    both, written = results.load(tmp_path / "h200.json"), stale.stamped(measured)
+    assert ([measured["M"] for measured in both["rows"]], both["experts"]) == ([1], written["experts"])
+    assert both["experts"][0]["kernels"]
+    assert results.load(tmp_path / "moe.json") == written
 
 
 def test_no_row_is_begun_once_the_time_is_over():

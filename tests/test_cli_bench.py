@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -90,3 +91,19 @@ def test_bad_options_are_refused(words, refused):
 @pytest.mark.skipif(qgemm.backends()["cuda"].available, reason="there is a GPU")
 def test_without_a_gpu_it_says_why(refused):
     assert qgemm.backends()["cuda"].detail in refused("bench", "--gpu")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--minutes 2", "--variants eager", "--types q4_0", "--layers 2", "--model llama-3-9b",
+     "--model llama-3-8b --types q4_9", "--model llama-3-8b --minutes 0", "--model llama-3-8b --minutes nan",
+     "--model llama-3-8b --variants fast",
+     "--model llama-3-8b --formats q4_0", "--model llama-3-8b --batches 0", "x.gguf --model llama-3-8b"],
+)  # fmt: skip
+def test_bad_options_of_whole_models_are_refused(words, refused):
+    refused("bench", "--cpu", *words.split(), status=2)
+
+
+@pytest.mark.skipif(find_spec("transformers") is not None, reason="transformers is installed")
+def test_whole_models_need_transformers(refused):
+    assert "pip install" in refused("bench", "--cpu", "--model", "llama-3-8b")

@@ -43,12 +43,12 @@ def filling(monkeypatch, *words):
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 def test_a_model_needs_some_of_what_there_is(arch):
     sm = compile_kernels.sm_of(arch)
-    fmt = qgemm.FORMATS["q4_0"]
-    every = {(kernel, fmt.name, tuple(template.items())) for kernel, template in variants(fmt, sm)}
+    fmt, floats = qgemm.FORMATS["q4_0"], qgemm.FORMATS["f32"]
+    every = {(kernel, f.name, tuple(t.items())) for f in (fmt, floats) for kernel, t in variants(f, sm)}
     every |= {(kernel, "", tuple(template.items())) for kernel, template in common_variants(sm)}
-    kernels = named(needed([zeros(fmt, 256, 512), zeros(qgemm.FORMATS["f32"], 8, 8), zeros(fmt, 64)], sm))
+    kernels = named(needed([zeros(fmt, 256, 512), zeros(floats, 8, 8), zeros(fmt, 64)], sm))
     assert kernels < every
-    assert {kernel for kernel, *_ in kernels} >= {"pack", "quantize_activations"}
+    assert {kernel for kernel, *_ in kernels} >= {"pack", "quantize_activations", "gemv_floats"}
 
 
 @given(
@@ -86,7 +86,7 @@ def of_a_stack(fmt, sm, cache_of_stacks={}):  # noqa: B006 shared by all example
 
 
 def test_a_model_without_matrices_needs_what_knows_no_format():
-    kernels = named(needed([zeros(qgemm.FORMATS["q4_0"], 64), zeros(qgemm.FORMATS["f16"], 4, 4)], 90))
+    kernels = named(needed([zeros(qgemm.FORMATS["q4_0"], 64), zeros(qgemm.FORMATS["f16"], 4)], 90))
     assert {name for _, name, _ in kernels} == {""}
 
 

@@ -18,7 +18,7 @@ from strategies import EVERY_TILED, by_turns, over_formats, seeds
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.call import experts, grouped, plan
-from qgemm.cuda.kernels import decode
+from qgemm.cuda.kernels import decode, dot_floats
 from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
 
@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 few = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 Q4_0, Q8_0 = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q8_0"]
 TYPES = ("float16", "bfloat16", "float32")
-OF_LAYERS = [qgemm.FORMATS[name] for name in ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit4")]
+FLOATS = [qgemm.FORMATS[name] for name in ("f16", "bf16", "f32")]
+MULTIPLIED = [*EVERY_TILED, *FLOATS]
+OF_LAYERS = [qgemm.FORMATS[name] for name in ("q4_0", "q5_1", "q4_k", "q6_k", "mxfp4", "kbit4")] + FLOATS
 
 
 @pytest.fixture
@@ -34,20 +36,21 @@ def host(monkeypatch):
     """CuPy over NumPy, and kernels on the host, of a GPU without cp.async.bulk."""
     install(monkeypatch)
     kernel = cache(harness.Kernel)
-    monkeypatch.setattr(decode, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
-    monkeypatch.setattr(decode, "Launch", Launch)
+    for module in (decode, dot_floats):
+        monkeypatch.setattr(module, "load", lambda name, fmt, **template: kernel(name, fmt, **template))
+        monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(plan, "launch", plan.launch.__wrapped__)
     for module in (plan, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 80, 132))
     Launch.seen.clear()
 
 
-@over_formats(EVERY_TILED)
+@over_formats(MULTIPLIED)
 @few
 @given(data=st.data())
 def test_each_token_by_its_experts(fmt, data, host):
     """x has one row for a token, or one for each of its experts. Ids have both types; some are no expert."""
-    rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer else TYPES[:2], fmt, EVERY_TILED)
+    rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer or fmt.plain else TYPES[:2], fmt, MULTIPLIED)
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 3), (1, 4)))
     w = random_experts(fmt, e, data.draw(st.sampled_from([7, 64, 90])), data.draw(st.sampled_from([64, 320])), rng)
     ids, _ = routed(rng, t, top_k, e)
@@ -74,7 +77,7 @@ def test_each_token_by_its_experts(fmt, data, host):
 @given(data=st.data())
 def test_a_layer(fmt, name, data, host):
     """Two launches; gate and up as two tensors, and as one if F is a multiple of 64; gates and types take turns."""
-    rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer else TYPES[:2], fmt, OF_LAYERS)
+    rng, dtype = data.draw(seeds()), by_turns(TYPES if fmt.integer or fmt.plain else TYPES[:2], fmt, OF_LAYERS)
     t, top_k, e = (data.draw(st.integers(*ends)) for ends in ((1, 3), (1, 4), (1, 4)))
     f = data.draw(st.sampled_from([64, 192] if fmt.weights < 100 else [256]))
     gate, up = (random_experts(fmt, e, f, 96, rng) for _ in range(2))

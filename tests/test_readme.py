@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 # WITH_TORCH are run by tests/with_torch/.
 RUN = ["docs/experts.md", "docs/groups.md", "docs/kbit.md", "docs/life-of-a-block.md", "docs/python-api.md"]
 FRAGMENTS = ["README.md", "docs/checkpoints.md", "docs/converting.md"]
-WITH_TORCH = ["docs/several-gpus.md", "docs/torch.md"]
+WITH_TORCH = ["docs/recipes.md", "docs/several-gpus.md", "docs/torch.md"]
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 

@@ -21,6 +21,7 @@ from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import DeviceTensor
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
+FLOATS = [qgemm.FORMATS[name] for name in ("f16", "bf16", "f32")]
 DTYPES = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative rounding errors
 
 
@@ -49,16 +50,18 @@ def host(monkeypatch):
 
 
 def on_device(w: qgemm.Tensor) -> DeviceTensor:
+    if w.format.plain:
+        return DeviceTensor(w.format, w.shape, cupy_like.asarray(w.blocks))
     packed = tiles.pack(w.format, w.blocks)
     return DeviceTensor(w.format, w.shape, cupy_like.asarray(packed.view(np.uint8).reshape(*packed.shape, -1)))
 
 
-@over_formats(TILED)
+@over_formats([*TILED, *FLOATS])
 @given(data=st.data())
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_of_an_index(fmt, data, host):
     """An index of any shape and order gathers the rows that NumPy decodes, rounded once."""
-    rng, dtype = data.draw(seeds()), by_turns(list(DTYPES), fmt, TILED)
+    rng, dtype = data.draw(seeds()), by_turns(list(DTYPES), fmt, [*TILED, *FLOATS])
     k = fmt.weights * data.draw(st.integers(1, 12 if fmt.weights > 100 else 90))
     w = helpers.random_tensor(fmt, data.draw(st.sampled_from([1, 63, 64, 65, 200])), k, rng)
     shape = data.draw(st.sampled_from([(), (1,), (7,), (3, 2), (0,), (2, 0)]))

@@ -43,7 +43,7 @@ from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
 from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
 from qgemm.cuda.kernels.prefill_sm90 import MOE_PREFILL_SM90, PREFILL_SM90
 from qgemm.cuda.kernels.prefill_sm90_eight_bits import PREFILL_SM90_EIGHT_BITS
-from qgemm.cuda.kernels.routes import common_variants, source_of, variants
+from qgemm.cuda.kernels.routes import PLAIN, common_variants, source_of, variants
 from qgemm.cuda.problem import TUNED_SMS
 from qgemm.files.compiled import cache_dir
 from qgemm.formats.groups import REPRESENTATIVES as GROUP_FORMATS
@@ -84,7 +84,7 @@ def every_unit(
     archs: Iterable[str] = nvrtc.ARCHS, names: Collection[str] = ("", *FORMATS, *REPRESENTATIVES)
 ) -> Iterator[Unit]:
     """All units that a product, a conversion or an upload may need. names: formats, "" for kernels without a format."""
-    formats = [FORMATS[name] for name in names if name and FORMATS[name].tiled]
+    formats = [fmt for name in names if name and ((fmt := FORMATS[name]).tiled or PLAIN.holds(fmt))]
     for arch in archs:
         for fmt in formats:
             yield from (Unit(kernel, fmt.name, tuple(t.items()), arch) for kernel, t in variants(fmt, sm_of(arch)))

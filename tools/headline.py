@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks.contest import GGML
 from benchmarks.report import cpu_tables, eight_bit_tables, tables
-from benchmarks.results import load, speedup
+from benchmarks.results import Results, Row, load, speedup
+from benchmarks.stale import is_stale
 
 SHAPE = tables.LARGE[0]
 MANY_TOKENS = 4096
@@ -21,24 +22,30 @@ def text(gpu: Path = tables.RESULTS, eight_bits: Path = eight_bit_tables.RESULTS
 
 def one_token(path: Path = tables.RESULTS) -> str:
     """A product of one row of x beside cuBLAS and llama.cpp."""
-    row = tables.Rows(load(path))(tables.HEADLINE, "a16", 1, SHAPE)
+    results = load(path)
+    row = tables.Rows(results)(tables.HEADLINE, "a16", 1, SHAPE)
     llama = tables.baseline_rows("llama.cpp", tables.HEADLINE, SHAPE)[1]
     if row is None:
         raise KeyError(f"{tables.HEADLINE} of {tables.name(SHAPE)} with M = 1 was not measured")
     return (
         f"- **One token: {speedup(row):.1f}x cuBLAS float16, {llama['us'] / row['us']:.1f}x llama.cpp.** "
-        f"{row['us']:.1f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} on an H200."
+        f"{row['us']:.1f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} {on_gpu(row, results)}."
     )
 
 
 def many_tokens(path: Path = eight_bit_tables.RESULTS) -> str:
     """A product of MANY_TOKENS rows of x beside cuBLAS, both factors quantized to eight bits."""
-    rows, kind = tables.Rows(load(path)), eight_bit_tables.KIND
-    row = eight_bit_tables.measured(rows, tables.HEADLINE, kind, MANY_TOKENS, SHAPE)
+    results, kind = load(path), eight_bit_tables.KIND
+    row = eight_bit_tables.measured(tables.Rows(results), tables.HEADLINE, kind, MANY_TOKENS, SHAPE)
     return (
         f"- **{MANY_TOKENS} tokens: {speedup(row):.1f}x cuBLAS float16** with `{kind}`: "
-        f"{row['us']:.0f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} on an H200."
+        f"{row['us']:.0f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} {on_gpu(row, results)}."
     )
+
+
+def on_gpu(row: Row, results: Results) -> str:
+    """The GPU, and whether the kernels of a row have changed since it was measured."""
+    return f"on an H200{' by earlier kernels' * is_stale('rows', row, results)}"
 
 
 def on_cpu(path: Path = cpu_tables.CPU) -> str:

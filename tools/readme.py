@@ -17,6 +17,7 @@ import api_pages
 import headline
 import layouts
 import numpy as np
+import recipes
 from numpy.typing import NDArray
 
 from benchmarks.report import cpu_tables, eight_bit_tables, expert_tables, models, shards, tables
@@ -197,6 +198,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/choosing-a-config.md": {"routes": routes_table},
     "docs/formats.md": {"formats": formats_table, "layouts": layouts.table},
     "docs/several-gpus.md": {"shard": shards.table},
+    "docs/recipes.md": {name: partial(recipes.section, name) for name in recipes.SPEEDS},
     "docs/torch.md": {"models": models.table},
     "docs/api/index.md": {"names": api_pages.index},
     **{

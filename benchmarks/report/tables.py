@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks import stale
 from benchmarks.results import CALLS, MMA, STEPS, SUSTAINED, Results, Row, earlier, key, load, share, speedup
 from qgemm.arguments import ACTIVATIONS
 
@@ -131,6 +132,7 @@ def speed_table(path: Path = RESULTS) -> str:
         "Share of memory speed at M = 1 (time of a kernel that only reads the packed bytes / ours), `a16` / `a8`:",
         shares_table(rows),
         *before(rows),
+        *stale_rows(results),
         *steps(results),
         *calls(results),
         " ".join([on_host(results), *packing(results)]),
@@ -218,6 +220,12 @@ def before(rows: Rows) -> Iterator[str]:
         formats = ", ".join(sorted({row["format"].upper() for row in old}))
         last = max(row["date"] for row in old)
         yield f"Some rows of {formats}, the last of {last}, were measured with earlier kernels."
+
+
+def stale_rows(results: Results) -> Iterator[str]:
+    """The sentence on rows whose kernels have changed since, if there are any."""
+    if text := stale.sentence(results):
+        yield text
 
 
 def packing(results: Results) -> Iterator[str]:

@@ -22,7 +22,7 @@ from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, printable
 
-from . import timing
+from . import bench_model, timing
 from .common import Command, UsageError, add_json, add_pattern, count, counts, need_gguf, random_tokens, selected
 from .weights import random_blocks, repeated_rows
 
@@ -79,10 +79,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--m", metavar="M,...", type=counts, default=M, help="rows of x (default 1,16,512)")
     parser.add_argument("--repeats", metavar="R", type=count, help="runs of each product; their median counts")
     add_json(parser, "the table")
+    bench_model.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure each matrix, print the table; 1 if a product failed."""
+    """Measure each matrix or a whole model, print the table; 1 if a product failed."""
+    bench_model.refuse_without_model(args)
+    if args.model is not None:
+        if args.file or args.tensors or args.formats or args.shapes or args.activations:
+            raise UsageError("--model measures a whole model: leave out FILE and options of products")
+        return bench_model.run(args)
     if args.file is None and args.tensors is not None:
         raise UsageError("--tensors selects tensors of a FILE, and none is named")
     if args.file is not None and (args.formats or args.shapes):
@@ -242,7 +248,10 @@ COMMAND = Command(
 Time y = x @ w.T for the matrices of a .gguf file or for random weights, and the same product of dense weights: by
 cuBLAS in float16 on a GPU, by NumPy in float32 on a CPU.
 
-On a GPU the weights come from memory, not from a cache, and x and y are float16. GB/s counts the packed bytes of w.""",
+On a GPU the weights come from memory, not from a cache, and x and y are float16. GB/s counts the packed bytes of w.
+
+With --model, time prompts and generated tokens of a whole model by transformers, beside the same model with dense
+weights in the same process, in turns.""",
     "qgemm bench model.gguf --m 1,16,512",
     add_arguments,
     run,

@@ -14,7 +14,7 @@ from qgemm.arguments import Activation, Array, Weights
 from qgemm.backend import PRODUCTS, Status
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, float_name
-from qgemm.errors import ShapeError, UnsupportedError
+from qgemm.errors import ShapeError
 from qgemm.tensor import Tensor
 
 from . import encode, planes, prepare
@@ -67,8 +67,6 @@ class CudaBackend:
         if len(shape) not in (2, 3):
             fitting = "only a matrix (N, K), or experts (E, N, K), goes to a device"
             raise ShapeError(f"{fitting}, got {who}; index its leading axes")
-        if len(shape) == 3 and fmt.plain:
-            raise UnsupportedError(f"{who}: no GPU kernel multiplies by experts of plain numbers; quantize them")
         require("to_device()")
 
     def upload(self, tensor: Weights, blocks: Blocks) -> DeviceTensor | DeviceExperts:

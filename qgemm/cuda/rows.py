@@ -1,4 +1,4 @@
-"""Rows of a matrix in tiles by their index, decoded by the kernel gather_rows, for embeddings."""
+"""Rows of a matrix by their index, for embeddings: tiles by the kernel gather_rows, floats by gather_floats."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
 
 from .driver.launch import Launch
-from .kernels.transforms import GATHER_ROWS, GATHER_THREADS
+from .kernels.transforms import GATHER_FLOATS, GATHER_ROWS, GATHER_THREADS
 from .layout.tile import K_BLOCK
 from .libraries import library_of
 from .problem import C_TYPES
 
 QUAD = 4  # threads that decode a k_block of a row
+COLUMNS = 8  # columns of a row of floats that a thread copies
 
 
-def gathered(fmt: Format, shape: tuple[int, int], tiles: int, device: int, index: Any, dtype: str) -> Any:
-    """See `DeviceTensor.rows`. tiles: their address."""
+def gathered(fmt: Format, shape: tuple[int, int], weights: int, device: int, index: Any, dtype: str) -> Any:
+    """See `DeviceTensor.rows`. weights: the address of tiles or floats."""
     library, (n, k) = library_of(index), shape
     if library is None or library.device(index) != device:
         raise UnsupportedError(f"an index of rows is a CuPy array or torch tensor on cuda:{device}, got {index!r}")
@@ -33,17 +34,18 @@ def gathered(fmt: Format, shape: tuple[int, int], tiles: int, device: int, index
         rows = library.new((*index.shape, k), library.dtype(dtype), device)()
         if count := len(index.reshape(-1)) if k else 0:
             launch = gather_launch(device, fmt, C_TYPES[dtype], n, k, count)
-            launch(library.stream(device), tiles, library.pointer(index), library.pointer(rows))
+            launch(library.stream(device), weights, library.pointer(index), library.pointer(rows))
     return rows
 
 
 @lru_cache(1024)
 def gather_launch(device: int, fmt: Format, out: str, n: int, k: int, count: int) -> Launch:
-    """The kernel that decodes `count` rows of W [n, k]. Its pointers are the tiles, the index and the rows."""
+    """The kernel that decodes `count` rows of W [n, k]. Its pointers are the weights, the index and the rows."""
     pointers = (ctypes.c_void_p * 3)()
     size = ctypes.sizeof(ctypes.c_void_p)
     arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in range(0, 3 * size, size))
-    grid = count, -(-QUAD * -(-k // K_BLOCK) // GATHER_THREADS)
+    kernel, threads = (GATHER_FLOATS, -(-k // COLUMNS)) if fmt.plain else (GATHER_ROWS, QUAD * -(-k // K_BLOCK))
+    grid = count, -(-threads // GATHER_THREADS)
     arguments = (*arrays, ctypes.c_int64(n), ctypes.c_int64(k))
-    function = GATHER_ROWS.load(fmt, Out=out)
+    function = kernel.load(fmt, Out=out)
     return Launch(function, grid, GATHER_THREADS, 0, arguments, pointers, 3, programmatic=False)

@@ -78,8 +78,6 @@ class DeviceTensor(Packed):
         from it "float16" or "bfloat16". Nothing waits for the GPU, so an index that is no row stops the device, as in
         torch's own embedding.
         """
-        if not self.format.tiled:
-            raise UnsupportedError(f"{self!r}: rows are gathered of tiles; index `data`, which holds plain numbers")
         return gathered(self.format, self.shape, self.pointer, self.device, index, dtype)
 
     def to_host(self) -> Tensor:
@@ -98,7 +96,7 @@ class DeviceExperts(Packed):
     """Weights [E, N, K] on a CUDA device, a matrix for each expert; made by `to_device()` of such a Tensor.
 
     data: a CuPy array of bytes [E, bytes of an expert]. The bytes of an expert are those of a DeviceTensor: tiles, then
-    bounds of the rows. `experts[e]` is the DeviceTensor of one, over the same memory.
+    bounds of the rows; for plain formats its numbers. `experts[e]` is the DeviceTensor of one, over the same memory.
     """
 
     shape: tuple[int, int, int]
@@ -112,7 +110,12 @@ class DeviceExperts(Packed):
 
     @cached_property
     def exponent(self) -> int:
-        """The power of two that brings all weights into the range of float16; waits for the device at first."""
+        """The power of two that brings all weights into the range of float16; waits for the device at first.
+
+        0 for plain formats, whose numbers are multiplied as they are.
+        """
+        if self.format.plain:
+            return 0
         bounds = self.data[:, self.tiles_nbytes :].copy().view(np.float32)
         return half_exponent(float(bounds.max()) if bounds.size else 0.0)
 
@@ -122,6 +125,9 @@ class DeviceExperts(Packed):
         import cupy
 
         fmt, (e, n, k) = tensor.format, tensor.shape
+        if fmt.plain:
+            numbers = cupy.asarray(np.ascontiguousarray(blocks)).view(np.uint8)
+            return cls(fmt, (e, n, k), numbers.reshape(e, upload.tiles_nbytes(fmt, n, k)), tensor.name)
         data = cupy.empty((e, upload.tiles_nbytes(fmt, n, k)), np.uint8)
         for expert in range(e if data.size else 0):
             upload.upload(fmt, blocks[expert], data[expert])
@@ -150,6 +156,10 @@ class DeviceExperts(Packed):
     def __getitem__(self, expert: int) -> DeviceTensor:
         _, n, k = self.shape
         memory = self.data[int(expert)]
+        if self.format.plain:
+            return DeviceTensor(
+                self.format, (n, k), memory.view(plain_dtype(self.format)).reshape(n, k), None, self.name
+            )
         shape = tiles.tiles_shape(self.format, n, k)
         size = prod(shape)
         bounds = memory[size:].view(np.float32)

@@ -94,7 +94,9 @@ def pack(fmt: Format, raw: cupy.ndarray, n: int, count: int) -> tuple[cupy.ndarr
 
 
 def tiles_nbytes(fmt: Format, n: int, k: int) -> int:
-    """Bytes of the tiles of a matrix [N, K] and of the bounds of its rows."""
+    """Bytes of the tiles of a matrix [N, K] and of the bounds of its rows; of its numbers for plain formats."""
+    if fmt.plain:
+        return n * k * fmt.block_bytes
     shape = tiles.tiles_shape(fmt, n, k)
     return prod(shape) + 4 * shape[0] * tiles.ROWS
 

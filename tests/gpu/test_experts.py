@@ -16,7 +16,7 @@ from experts import (
     routed,
 )
 from helpers import assert_same_bits, cupy
-from strategies import TILED, over_formats
+from strategies import FORMATS, TILED, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -25,16 +25,17 @@ from qgemm.cuda.problem import gpu
 from qgemm.routing import GATE_OF
 
 TYPES = ("float16", "bfloat16", "float32")
+LAYERS = ("q4_0", "q4_k", "q6_k", "mxfp4", "q8_0", "kbit4")  # formats of layers
 
 
 def on_gpu(*arrays):
     return [None if array is None else cupy().asarray(array) for array in arrays]
 
 
-@over_formats(TILED)
+@over_formats([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_each_token_by_its_experts(fmt, dtype):
-    if dtype == "float32" and not fmt.integer:
+    if dtype == "float32" and not (fmt.integer or fmt.plain):
         pytest.skip("levels of a codebook are rounded to a type of 16 bits")
     rng = np.random.default_rng(0)
     w = random_experts(fmt, 6, 200, 544, rng)
@@ -52,7 +53,7 @@ def test_each_token_by_its_experts(fmt, dtype):
     np.testing.assert_allclose(qgemm.moe_matmul(x, packed, cupy().array([[2]]))[0].get(), alone, rtol=1e-3, atol=1e-4)
 
 
-@over_formats([fmt for fmt in TILED if fmt.name in ("q4_0", "q4_k", "q6_k", "mxfp4", "q8_0", "kbit4")])
+@over_formats([fmt for fmt in FORMATS if fmt.name in (*LAYERS, "f16", "bf16", "f32")])
 @pytest.mark.parametrize("name", GATE_OF)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_layer(fmt, name, dtype):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 from helpers import cupy, random_tensor
-from strategies import TILED, over_formats
+from strategies import FORMATS, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -21,7 +21,7 @@ cupy.cuda.Device().synchronize()
 """
 
 
-@over_formats(TILED)
+@over_formats([fmt for fmt in FORMATS if fmt.plain or fmt.tiled])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_rows_are_those_of_the_matrix(fmt, dtype):
     rng = np.random.default_rng(0)

@@ -143,7 +143,7 @@ def _gate_and_up(layer: Layer, biases: Sequence[Array]) -> list[Product]:
     f, both = layer.width, layer.gate_up[0]
     if len(layer.gate_up) == 2:
         return [Product(w, f, bias=bias) for w, bias in zip(layer.gate_up, biases[:2], strict=True)]
-    if f % tiles.ROWS:
+    if f % tiles.ROWS and both.format.tiled:
         why = f"F is a multiple of {tiles.ROWS} where gate and up are one tensor"
         raise UnsupportedError(f"{why}, got {f} of {both!r}; give them as two")
     return [Product(both, f, bias=biases[0], row=row) for row in (0, f)]

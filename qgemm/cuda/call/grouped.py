@@ -28,10 +28,10 @@ INDEX = 4  # bytes of a slot or row
 
 
 def token_tile_of(call: Call, x: Array, ids: Array, experts: int, *sizes: Size) -> int:
-    """Rows of a token tile where sorting pays, else 0: few slots, or x that tensor cores do not multiply."""
+    """Rows of a token tile where sorting pays, else 0: few slots, plain weights, or x without tensor cores for it."""
     sm, sms = gpu(call.device)[1:]
     slots = ids.values.shape[0] * ids.values.shape[1]
-    fitting = sorts(C_TYPES[x.dtype], sm) and experts <= MAX_EXPERTS
+    fitting = sorts(C_TYPES[x.dtype], sm) and experts <= MAX_EXPERTS and all(size.format.tiled for size in sizes)
     if not fitting or slots == 0 or any(size.n * size.k == 0 for size in sizes):
         return 0
     return token_tile(sizes, min(slots, MAX_SLOTS), experts, sms, sm)

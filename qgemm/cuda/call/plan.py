@@ -66,7 +66,8 @@ class Product(NamedTuple):
     @property
     def tiles(self) -> Pointer:
         """The pointer to the weights."""
-        skipped = prod(tiles_shape(self.w.format, self.row, self.w.shape[-1])) if self.row else 0
+        fmt, k = self.w.format, self.w.shape[-1]
+        skipped = self.row * k * fmt.block_bytes if fmt.plain else prod(tiles_shape(fmt, self.row, k))
         return Pointer(ABSOLUTE, self.w.pointer + skipped)
 
     @property

@@ -38,6 +38,7 @@ from .wgmma_codegen import wgmma_e4m3_header, wgmma_header, wgmma_s8_header
 # Members of a lane's codes, in the order of `slots`, whose first field holds the lowest bits: shared headers know these
 # names and no names of fields.
 CODE_FIELDS = ("low", "high", "top")
+PLAIN_TYPES = {"f32": "float", "f16": "half", "bf16": "bf16"}  # C++ types of plain formats
 
 Template = dict[str, str | int]  # a str parameter is a type, an int a constant
 
@@ -55,7 +56,7 @@ def headers(fmt: Format | None = None) -> dict[str, str]:
         "wgmma_e4m3_shapes.cuh": wgmma_e4m3_header(),
         "eight_bit_layout.cuh": eight_bit_header(),
     }
-    if fmt is not None:
+    if fmt is not None and not fmt.plain:
         texts[f"tiles/{fmt.name}.cuh"] = tile_header(fmt)
         if fmt.family:
             texts[f"formats/{fmt.name}.cuh"] = family_header(fmt)
@@ -370,7 +371,9 @@ def config(fmt: Format | None = None, **template: str | int) -> str:
     A str of the template becomes a type (`using In = half;`), an int a constant (`static constexpr int TOKENS = 8;`).
     """
     includes, members = ["activations.cuh", "policies.cuh"], []
-    if fmt is not None:
+    if fmt is not None and fmt.plain:
+        members.append(f"using Weight = {PLAIN_TYPES[fmt.name]};")
+    elif fmt is not None:
         includes.insert(0, f"formats/{fmt.name}.cuh")
         members += [f"template <int M16_TILES> using Format = {fmt.name}<M16_TILES>;"]
         members += [f"template <int M16_TILES> using KBlock = {fmt.name}_k_block<M16_TILES>;"]

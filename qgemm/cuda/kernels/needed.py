@@ -15,7 +15,7 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
 
 from .kernel import Kernel
-from .routes import ROUTES, TYPE_NAMES, Grouping, common_variants, extra_units, route
+from .routes import PLAIN, ROUTES, TYPE_NAMES, Grouping, common_variants, extra_units, route
 from .transforms import PACK
 
 ROWS = range(1, 4097)  # rows of x: from one token to a long prompt
@@ -41,13 +41,14 @@ def needed(
     shapes: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     experts: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     for tensor in tensors:
-        if tensor.ndim > 1 and tensor.format.tiled:
+        if tensor.ndim > 1 and (tensor.format.tiled or PLAIN.holds(tensor.format)):
             shapes[tensor.format].add(tuple(tensor.shape[-2:]))
-        if tensor.ndim == 3 and tensor.format.tiled and "a16" in activations:
+        if tensor.ndim == 3 and (tensor.format.tiled or PLAIN.holds(tensor.format)) and "a16" in activations:
             experts[tensor.format].add(tuple(tensor.shape))
     keys = {_key(name, None, template) for name, template in common_variants(sm)}
     for fmt, matrices in shapes.items():
-        keys |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
+        if fmt.tiled:
+            keys |= {_key(PACK.name, fmt, template) for template in PACK.variants(fmt)}
         for (kernel, x, _), (activation, group) in _forms(fmt, sm, sorted(set(rows)), activations, types).items():
             for n, k in matrices:
                 p = Problem(fmt, activation, group[0], n, k, sm, x, sms=sms)

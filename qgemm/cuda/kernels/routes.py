@@ -16,6 +16,7 @@ from qgemm.errors import UnsupportedError
 
 from . import gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90_eight_bits
 from .decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES, sliced
+from .dot_floats import GEMV_FLOATS, MOE_FLOATS, differs
 from .expert_tiles import DECODE_TILE, Size
 from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
@@ -172,11 +173,13 @@ DENSE = (
     Route(PREFILL_SM80_EIGHT_BITS, ("e4m3_g256",), TYPES, ANY, 89, ANY, E4M3, EIGHT_BIT_TOKENS, "mma.sync of e4m3"),
     Route(DEQUANTIZE,      ("a16",), TYPES,  ANY, 75,  ANY, TILED,    (),          "row panels, then cuBLAS"),
     Route(DEQUANTIZE,      ("a8",),  TYPES,  ANY, 75,  ANY, INTEGER,  (),          "on decoded activations"),
+    Route(GEMV_FLOATS,     ("a16",), TYPES,  8,   75,  ANY, PLAIN,    (8,),        "x of another type", differs),
     Route(CUBLAS,          ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (),          "cuBLAS on the weights"),
 )  # fmt: skip
 BY_SLOTS = (
     Route(MOE_DECODE,      ("a16",), TYPES,  ANY, 80,  ANY, NUMBERS,  (1,),        "experts, each looked up"),
     Route(MOE_DECODE,      ("a16",), HALVES, ANY, 80,  ANY, CODEBOOK, (1,),        "experts, levels rounded to x"),
+    Route(MOE_FLOATS,      ("a16",), TYPES,  ANY, 75,  ANY, PLAIN,    (1,),        "experts of floats, looked up"),
 )  # fmt: skip
 BY_TILES = (
     Route(MOE_DECODE_TILES, ("a16",), HALVES, ANY, 80, ANY, TILED,    (DECODE_TILE,), "experts, tokens sorted by them"),

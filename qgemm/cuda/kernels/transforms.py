@@ -23,6 +23,7 @@ GATHER_THREADS = 128  # threads of a CTA that decodes rows by their index
 GROUPS_TOKENS = 4  # tokens that a thread of quantize_activations_groups loads at a time: one is half as fast
 SORT_THREADS = 512  # threads of a CTA that sorts ids of experts and rows of x
 MOE_THREADS: Template = {"THREADS": 128}  # threads of a CTA that adds up rows of experts
+EPILOGUE_THREADS = 256  # threads of a CTA that adds an epilogue to sums of cuBLAS
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
 # The result of an encoding CTA: sums of squares of errors and of values, and the first block that is refused.
 ENCODE_STATS = np.dtype(EncodeStats)
@@ -57,6 +58,10 @@ class Transform:
 
 def _tiled(fmt: Format) -> bool:
     return fmt.tiled
+
+
+def _floats(fmt: Format) -> bool:
+    return fmt.plain and fmt.levels is not None
 
 
 def encodes(fmt: Format) -> bool:
@@ -117,6 +122,7 @@ PACK = Transform("pack", ({},), _tiled, _panel)
 UNPACK = Transform("unpack", ({},), _tiled, _panel)
 DEQUANTIZE_TILES = Transform("dequantize", OUT, _tiled)
 GATHER_ROWS = Transform("gather_rows", OUT, _tiled, _gatherer)
+GATHER_FLOATS = Transform("gather_floats", OUT, _floats, _gatherer)
 ENCODE = Transform("encode", IN, encodes, _encoder)
 ENCODE_GROUPS = Transform("encode_groups", ({"WEIGHTED": 0},), encodes_groups, _encoder)
 ENCODE_WEIGHTED = Transform("encode_groups", ({"WEIGHTED": 1},), encodes_weighted, _encoder)
@@ -132,9 +138,10 @@ QUANTIZE_ACTIVATIONS_GROUPS = Transform(
 GATE_PRODUCTS = Transform("gate_products", ({},))
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
+ADD_EPILOGUE = Transform("add_epilogue", ({"THREADS": EPILOGUE_THREADS},))
 
 TRANSFORMS = (
-    PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED, QUANTIZE_CODEBOOK,
-    DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS, QUANTIZE_ACTIVATIONS_GROUPS,
-    GATE_PRODUCTS, MOE_SORT, MOE_COMBINE,
+    PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, GATHER_FLOATS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED,
+    QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS,
+    QUANTIZE_ACTIVATIONS_GROUPS, GATE_PRODUCTS, MOE_SORT, MOE_COMBINE, ADD_EPILOGUE,
 )  # fmt: skip
