@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import cupy
 
 STAGING_BYTES = 16 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
-GATHERED_BYTES = 1 << 20  # of a slice that a thread gathers: one thread is slower than the bus
+GATHERED_BYTES = 1 << 20  # bytes that a thread gathers at a time; one thread alone is slower than the bus
 
 
 class Stage:

@@ -34,7 +34,7 @@ except ImportError as error:
     raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
 
 
-class Pack(ConversionOps):  # type: ignore[misc]
+class Pack(ConversionOps):
     """A step of transformers' loader: bytes of a packed weight on the host become a parameter that knows its format.
 
     When the loader then moves the parameter to a GPU it is packed into tiles on the way. Other weights pass unchanged.
@@ -67,7 +67,7 @@ def packed_layer(model: torch.nn.Module, name: str) -> PackedModule | None:
     return module if isinstance(module, PackedModule) else None
 
 
-class PackingQuantizer(HfQuantizer):  # type: ignore[misc]
+class PackingQuantizer(HfQuantizer):
     """The part of a quantizer by which packed weights reach a GPU as tiles, one weight at a time."""
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **_: Any) -> bool:

@@ -80,7 +80,7 @@ def patch() -> Patched:
     return patched
 
 
-class Quantizer(PackingQuantizer, GgufHfQuantizer):  # type: ignore[misc]
+class Quantizer(PackingQuantizer, GgufHfQuantizer):
     """transformers' quantizer for GGUF, with the layers of qgemm.
 
     supported: whether transformers' loader that keeps blocks knows the architecture; otherwise qgemm reads the file.
