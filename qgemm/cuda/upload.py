@@ -60,6 +60,8 @@ def upload(fmt: Format, blocks: Blocks, memory: cupy.ndarray | None = None) -> t
     """
     n, count = blocks.shape
     data, row_absmax = empty_tiles(fmt, n, count, memory)
+    if not data.size:
+        return data, row_absmax
     kernel, row_blocks = PACK.load(fmt), row_blocks_of(fmt, count)
 
     def pack_chunk(stage: Stage, first: int, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
@@ -68,8 +70,7 @@ def upload(fmt: Format, blocks: Blocks, memory: cupy.ndarray | None = None) -> t
         target = data[start : start + row_blocks], (row_absmax[first:],)
         launch(kernel, fmt, stage.device, *target, len(part), count)
 
-    if data.size:
-        _in_chunks(byte_rows(blocks), row_blocks * tiles.ROWS, pack_chunk)
+    _in_chunks(byte_rows(blocks), row_blocks * tiles.ROWS, pack_chunk)
     return data, row_absmax
 
 

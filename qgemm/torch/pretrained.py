@@ -79,9 +79,12 @@ class PackingQuantizer(HfQuantizer):
         layer = packed_layer(model, param_name)
         return float(param.element_size()) if layer is None else element_size(layer.format, layer._shape)
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: torch.nn.Module) -> list[Any]:
-        """Conversions of weights, the last of which keeps packed ones on the host until they become tiles."""
-        conversions = super().update_weight_conversions(weight_conversions, model)
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: torch.nn.Module) -> list[Any]:
+        """Conversions of weights, the last of which keeps packed ones on the host until they become tiles.
+
+        model: the model, which older releases of transformers do not pass.
+        """
+        conversions = super().update_weight_conversions(weight_conversions, *model)
         return [*conversions, WeightConverter([r"(\.weight)$"], [r"\1"], [Pack()], force_cpu=True)]
 
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **_: Any) -> torch.nn.Module:

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 
 from qgemm import cuda
-from qgemm.arrays import on_device, stream_of
+from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda import upload
 from qgemm.cuda.kernels.panels import plain_dtype
@@ -279,7 +279,7 @@ def to_device(tensor: Tensor, device: torch.device) -> torch.Tensor:
         import cupy
 
         blocks = tensor.blocks  # may be put together from parts, on the host
-        with on_device(memory.device.index), torch_memory(memory.device):
+        with stream_of(memory), torch_memory(memory.device):
             upload.upload_into(tensor.format, blocks, cupy.from_dlpack(memory))
     return memory
 
@@ -334,7 +334,7 @@ def _device_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -
     """The DeviceTensor or DeviceExperts over bytes from `device_bytes`, or over copies of them."""
     import cupy
 
-    with stream_of(weight):
+    with stream_of(weight), torch_memory(weight.device):
         memory = cupy.from_dlpack(weight)
         if len(shape) == 3:
             e, n, k = shape

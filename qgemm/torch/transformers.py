@@ -120,9 +120,9 @@ class Quantizer(PackingQuantizer, GgufHfQuantizer):
         if not self.supported:
             self.packed_modules |= self.source.put_experts(model, self.dtype)
 
-    def update_weight_conversions(self, weight_conversions: list[Any], model: torch.nn.Module) -> list[Any]:
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: torch.nn.Module) -> list[Any]:
         """Those of the file; where transformers converts blocks, it does so on the host, and they become tiles last."""
-        conversions = super().update_weight_conversions(weight_conversions, model)
+        conversions = super().update_weight_conversions(weight_conversions, *model)
         for entry in conversions if self.supported else ():
             if isinstance(entry, WeightConverter) and not packs(entry):
                 entry.operations.append(Pack())

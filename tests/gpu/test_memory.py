@@ -116,11 +116,12 @@ def test_a_gpu_with_little_more_than_the_file(path, ballast, road):
     size = path.stat().st_size
     ballast(FREE * size)
     before, pool = torch.cuda.mem_get_info()[0], cupy().get_default_memory_pool()
+    allocated, of_cupy = torch.cuda.memory_allocated(), pool.used_bytes()
     model = road(path)
     torch.cuda.synchronize()
     assert before - torch.cuda.mem_get_info()[0] <= FREE * size
-    assert torch.cuda.memory_allocated() <= size + SLACK
-    assert pool.used_bytes() == 0
+    assert torch.cuda.memory_allocated() - allocated <= size + SLACK
+    assert pool.used_bytes() == of_cupy
     layers = model if isinstance(model, list) else [m for m in model.modules() if isinstance(m, QLinear)]
     assert all(layer.weight.dim() == 1 and layer.weight.untyped_storage().resizable() for layer in layers)
 
@@ -137,6 +138,6 @@ def test_bytes_that_other_code_copied_are_packed_one_weight_at_a_time(path, ball
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     ys = [layer(x) for layer in layers]
-    assert torch.cuda.max_memory_allocated() - before <= 1.05 * largest + SLACK
+    assert torch.cuda.max_memory_allocated() - before <= 1.05 * largest + (64 << 20)
     for y, want in zip(ys, expected, strict=False):
         torch.testing.assert_close(y.float().cpu(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
