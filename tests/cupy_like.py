@@ -5,6 +5,7 @@ With it tests/test_plans.py runs whole calls without a GPU, on kernels that it c
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,22 @@ class Memory:
 
     def __init__(self, pointer: int, device: int) -> None:
         self.ptr, self.device_id, self.device = pointer, device, Device(device)
+
+    def copy_from_host_async(self, pointer: int, size: int, stream: Any) -> None:
+        ctypes.memmove(self.ptr, pointer, size)
+
+
+class Event:
+    """cupy.cuda.Event: all work is done when a call returns."""
+
+    def __init__(self, disable_timing: bool = False) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def record(self, stream: Any) -> None:
+        pass
 
 
 class ndarray(NDArrayOperatorsMixin):
@@ -192,7 +209,7 @@ def may_share_memory(first: ndarray, second: ndarray) -> bool:
 def install(monkeypatch: Any) -> ModuleType:
     """Put a module in CuPy's place, for a test -> the module."""
     cupy = ModuleType("cupy")
-    stream = SimpleNamespace(ptr=7)
+    stream = SimpleNamespace(ptr=7, synchronize=lambda: None)
 
     @contextmanager
     def own_stream(non_blocking: bool):
@@ -201,6 +218,8 @@ def install(monkeypatch: Any) -> ModuleType:
     cuda = SimpleNamespace(
         Device=Device,
         Stream=own_stream,
+        Event=Event,
+        alloc_pinned_memory=bytearray,
         get_current_stream=lambda: stream,
         runtime=SimpleNamespace(getDevice=lambda: Device.current, getDeviceCount=lambda: 2),
     )

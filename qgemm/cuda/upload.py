@@ -1,7 +1,7 @@
 """Blocks to the device and back: raw bytes through pinned memory, reordered into tiles and back by a kernel there.
 
 Bytes travel in chunks of whole row_blocks of 64 rows, so that neither side holds a second copy of a large matrix; while
-one chunk is on its way, the next is read from the file.
+one chunk is on its way, threads gather the next from the file. Chunks lie in CuPy's current allocator on the device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.codec.format import Blocks, Format
+from qgemm.parallel import for_slices
 
 from .kernels.transforms import PACK, UNPACK
 from .layout import tile as tiles
@@ -21,7 +22,8 @@ from .layout import tile as tiles
 if TYPE_CHECKING:
     import cupy
 
-STAGING_BYTES = 4 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
+STAGING_BYTES = 16 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
+GATHERED_BYTES = 1 << 20  # bytes that a thread gathers at a time; one thread alone is slower than the bus
 
 
 class Stage:
@@ -34,11 +36,20 @@ class Stage:
         self.device = cupy.empty(-(-size // 16) * 16, np.uint8)  # the kernels work in chunks of 16 bytes
         self.done = cupy.cuda.Event(disable_timing=True)
 
-    def send(self, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
-        """Gather rows of bytes here, once the chunk before is done, and begin to send them to the device."""
+    def gather(self, part: NDArray[np.uint8]) -> None:
+        """Gather rows of bytes in pinned memory, once the chunk before is done."""
         self.done.synchronize()
-        self.host[: part.size].reshape(part.shape)[...] = part
-        self.device.data.copy_from_host_async(self.host.ctypes.data, part.size, stream)
+        host = self.host[: part.size].reshape(part.shape)
+
+        def copy(rows: slice) -> None:
+            host[rows] = part[rows]
+
+        for_slices(len(part), max(1, GATHERED_BYTES // part.shape[1]), copy)
+
+    def send(self, part: NDArray[np.uint8], device: cupy.ndarray, stream: cupy.cuda.Stream) -> None:
+        """Gather rows of bytes here, and begin to send them to memory of the device."""
+        self.gather(part)
+        device.data.copy_from_host_async(self.host.ctypes.data, part.size, stream)
 
 
 def upload(fmt: Format, blocks: Blocks, memory: cupy.ndarray | None = None) -> tuple[cupy.ndarray, cupy.ndarray]:
@@ -47,24 +58,50 @@ def upload(fmt: Format, blocks: Blocks, memory: cupy.ndarray | None = None) -> t
     Also `tiles.row_absmax` of the blocks, which follow on the tiles in memory. Returns once everything is there:
     kernels prefetch weights before they wait for their stream. memory: bytes on the device for both, else new ones.
     """
-    import cupy
-
     n, count = blocks.shape
     data, row_absmax = empty_tiles(fmt, n, count, memory)
     if not data.size:
         return data, row_absmax
-    stream, kernel = cupy.cuda.get_current_stream(), PACK.load(fmt)
-    raw, row_blocks = byte_rows(blocks), row_blocks_of(fmt, count)
-    step = row_blocks * tiles.ROWS
+    kernel, row_blocks = PACK.load(fmt), row_blocks_of(fmt, count)
+
+    def pack_chunk(stage: Stage, first: int, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
+        stage.send(part, stage.device, stream)
+        start = first // tiles.ROWS
+        target = data[start : start + row_blocks], (row_absmax[first:],)
+        launch(kernel, fmt, stage.device, *target, len(part), count)
+
+    _in_chunks(byte_rows(blocks), row_blocks * tiles.ROWS, pack_chunk)
+    return data, row_absmax
+
+
+def upload_into(fmt: Format, blocks: Blocks, memory: cupy.ndarray) -> None:
+    """Blocks of a matrix, of experts or of plain numbers -> bytes on the device: those that its class holds."""
+    if fmt.plain:
+        raw = byte_rows(blocks)
+
+        def send(stage: Stage, first: int, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
+            start = first * raw.shape[1]
+            stage.send(part, memory[start : start + part.size], stream)
+
+        _in_chunks(raw, max(1, STAGING_BYTES // raw.shape[1]), send)
+    elif blocks.ndim == 3:
+        for expert, expert_memory in zip(blocks, memory.reshape(len(blocks), -1), strict=True):
+            upload(fmt, expert, expert_memory)
+    else:
+        upload(fmt, blocks, memory)
+
+
+def _in_chunks(raw: NDArray[np.uint8], step: int, send: Callable[..., None]) -> None:
+    """Call send(stage, first row, rows, stream) for chunks of `step` rows, by two stages in turn, and wait for them."""
+    import cupy
+
+    stream, n = cupy.cuda.get_current_stream(), len(raw)
     stages = [Stage(min(step, n) * raw.shape[1]) for _ in range(min(2, -(-n // step)))]
     for index, first in enumerate(range(0, n, step)):
-        stage, rows = stages[index % 2], raw[first : first + step]
-        stage.send(rows, stream)
-        part = data[index * row_blocks : (index + 1) * row_blocks]
-        launch(kernel, fmt, stage.device, part, (row_absmax[first:],), len(rows), count)
+        stage = stages[index % 2]
+        send(stage, first, raw[first : first + step], stream)
         stage.done.record(stream)
     stream.synchronize()
-    return data, row_absmax
 
 
 def byte_rows(blocks: Blocks) -> NDArray[np.uint8]:
@@ -91,6 +128,20 @@ def pack(fmt: Format, raw: cupy.ndarray, n: int, count: int) -> tuple[cupy.ndarr
         launch(PACK.load(fmt), fmt, raw, data, (row_absmax,), n, count)
         cupy.cuda.get_current_stream().synchronize()
     return data, row_absmax
+
+
+def pack_into(fmt: Format, raw: cupy.ndarray, shape: tuple[int, ...], memory: cupy.ndarray) -> None:
+    """Pack bytes [..., N, bytes of a row] that are on the current device into the memory of their tiles and bounds."""
+    import cupy
+
+    *_, n, k = shape
+    count, size = fmt.blocks_in(k), raw.shape[-2] * raw.shape[-1]
+    matrices = raw.reshape(-1, size)
+    for matrix, matrix_memory in zip(matrices, memory.reshape(len(matrices), -1), strict=True):
+        data, row_absmax = empty_tiles(fmt, n, count, matrix_memory)
+        aligned = matrix if matrix.data.ptr % 16 == 0 else matrix.copy()  # kernels read chunks of 16 bytes
+        launch(PACK.load(fmt), fmt, aligned, data, (row_absmax,), n, count)
+    cupy.cuda.get_current_stream().synchronize()
 
 
 def tiles_nbytes(fmt: Format, n: int, k: int) -> int:

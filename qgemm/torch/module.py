@@ -18,12 +18,10 @@ from qgemm.packed import Packed
 from .ops import dense
 from .parameter import NO_GRADIENT, TRAINED, PackedWeight
 from .storage import (
-    device_bytes,
     file_bytes,
     file_shape,
     format_of,
     host_tensor,
-    keep,
     packed_of,
     release_moved,
     spelled,
@@ -114,9 +112,8 @@ class PackedModule(torch.nn.Module):
             empty = torch.empty(file_shape(self.format, self._shape), dtype=torch.uint8, device="meta")
             return weight if device == weight.device else type(weight)(fn(empty), requires_grad=False)
         if device.type == "cuda" != weight.device.type:
-            packed = to_device(host_tensor(weight, self._format, self._shape, self.tensor_name), device)
-            weight.data = device_bytes(packed)
-            keep(weight, packed, self._format)
+            weight.data = to_device(host_tensor(weight, self._format, self._shape, self.tensor_name), device)
+            packed_of(weight, self._format, self._shape, self.tensor_name)  # the class that knows the format
         elif weight.dim() == 1 and device.type != "cuda":
             data = file_bytes(host_tensor(weight, self._format, self._shape, self.tensor_name))
             weight.data = data.to(device)
@@ -174,6 +171,7 @@ class PackedModule(torch.nn.Module):
             return
         if isinstance(loaded, torch.Tensor) and loaded is not self.weight and not self._holds(loaded):
             self.weight.data = torch.empty_like(loaded, device="cpu", memory_format=torch.contiguous_format)
+            release_moved(self.weight, self._format)  # the old tiles go before there are new ones
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )

@@ -20,19 +20,84 @@ from .experts import QExperts
 from .fusion import fuse
 from .hosts import METHOD, allow_resizing
 from .model_experts import PARTS, experts_activation
-from .module import STATE, description
+from .module import STATE, PackedModule, description
 from .patching import needs
-from .storage import Shape, format_of
+from .storage import PackedParameter, Shape, element_size, format_of, parameter_class
 from .views import BUFFERS
 
 try:
     from safetensors import safe_open
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
+    from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, rename_source_key
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 except ImportError as error:
     raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
+
+
+class Pack(ConversionOps):
+    """A step of transformers' loader: bytes of a packed weight on the host become a parameter that knows its format.
+
+    When the loader then moves the parameter to a GPU it is packed into tiles on the way. Other weights pass unchanged.
+    """
+
+    def convert(
+        self, input_dict: dict[str, Any], *, full_layer_name: str, model: torch.nn.Module, **_: Any
+    ) -> dict[str, Any]:
+        """The tensors by name; lists of one tensor, as the first step gets them, become that tensor."""
+        converted: dict[str, Any] = {}
+        for name, tensors in input_dict.items():
+            tensor = tensors[0] if isinstance(tensors, list) else tensors
+            target = full_layer_name if len(input_dict) == 1 else name
+            layer = packed_layer(model, target)
+            if layer is not None and tensor.device.type == "cpu":
+                tensor = parameter_class(PackedParameter, layer._format, layer._shape)(tensor)
+            converted[target] = tensor
+        return converted
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """The same: a state dict has the file's bytes already."""
+        return self
+
+
+def packed_layer(model: torch.nn.Module, name: str) -> PackedModule | None:
+    """The packed layer whose weight has this name; None if there is none."""
+    layer, _, parameter = name.rpartition(".")
+    module = model.get_submodule(layer) if parameter == "weight" else None
+    return module if isinstance(module, PackedModule) else None
+
+
+class PackingQuantizer(HfQuantizer):
+    """The part of a quantizer by which packed weights reach a GPU as tiles, one weight at a time."""
+
+    def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **_: Any) -> bool:
+        """Whether a weight is packed: tiles have another shape than the file's bytes."""
+        return packed_layer(model, param_name) is not None
+
+    def param_element_size(self, model: torch.nn.Module, param_name: str, param: torch.Tensor) -> float:
+        """Bytes on a GPU for each of `param`: transformers allocates all of them first, in one piece."""
+        layer = packed_layer(model, param_name)
+        return float(param.element_size()) if layer is None else element_size(layer.format, layer._shape)
+
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: torch.nn.Module) -> list[Any]:
+        """Conversions of weights, the last of which keeps packed ones on the host until they become tiles.
+
+        model: the model, which older releases of transformers do not pass.
+        """
+        conversions = super().update_weight_conversions(weight_conversions, *model)
+        return [*conversions, WeightConverter([r"(\.weight)$"], [r"\1"], [Pack()], force_cpu=True)]
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **_: Any) -> torch.nn.Module:
+        model._weight_conversions = [
+            entry for entry in model._weight_conversions or () if not packs(entry)
+        ]  # a saved model needs none
+        return model
+
+
+def packs(conversion: Any) -> bool:
+    """Whether a conversion ends by `Pack`."""
+    return any(isinstance(operation, Pack) for operation in getattr(conversion, "operations", ()))
 
 
 @register_quantization_config(METHOD)
@@ -44,7 +109,7 @@ class PackedConfig(QuantizationConfigMixin):
 
 
 @register_quantizer(METHOD)
-class PackedQuantizer(HfQuantizer):
+class PackedQuantizer(PackingQuantizer):
     """Loads a folder of packed weights into packed layers."""
 
     quantization_config: PackedConfig
@@ -67,7 +132,8 @@ class PackedQuantizer(HfQuantizer):
         weights = _by_layer(model, saved_weights(checkpoint_files or ()))
         put_layers(model, weights, self.dtype, self.quantization_config.activation)
 
-    def _process_model_after_weight_loading(self, model: torch.nn.Module, **_: Any) -> torch.nn.Module:
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        super()._process_model_after_weight_loading(model, **kwargs)
         settle(model)
         fuse(model)
         return model

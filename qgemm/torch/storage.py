@@ -11,6 +11,10 @@ The Tensor or DeviceTensor is derived from the bytes on first use, and cached wh
 unchanged. So it follows the bytes wherever torch moves them, is shared by layers that share a parameter, and needs no
 second copy of a weight.
 
+On a GPU the parameter's storage is the tiles, in memory of torch's allocator. Bytes of the host are packed on their way
+there, and tiles are unpacked on their way back, so the GPU never has both layouts of a weight. Bytes that other code
+copied to a GPU are packed there at the first product, one weight after the other.
+
 A layer knows the format and shape of its weight, so bytes in the file's layout need no class of their own. A parameter
 that holds tiles becomes a PackedParameter, whose class has both: code that moves parameters without their layer, as
 accelerate's offload does, gets the file's bytes back.
@@ -18,9 +22,9 @@ accelerate's offload does, gets the file's bytes back.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from math import prod
 from typing import Any, ClassVar, NamedTuple
@@ -30,12 +34,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qgemm import cuda
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
+from qgemm.cuda import upload
 from qgemm.cuda.kernels.panels import plain_dtype
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
-from qgemm.cuda.upload import tiles_nbytes
 from qgemm.errors import UnsupportedError
 from qgemm.files.mapping import is_writable
 from qgemm.formats import FORMATS, format_named
@@ -46,7 +51,7 @@ from qgemm.tensor import Tensor
 
 from .parameter import PackedWeight
 
-POOL_UNIT = 512  # bytes; CuPy's pool allocates multiples
+ALLOCATION_UNIT = 512  # bytes; torch's allocator gives multiples
 
 _lock = new_lock()
 
@@ -104,7 +109,7 @@ def packed_of(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "")
         fmt, on_gpu = format_of(spelling), weight.device.type == "cuda"
         check_bytes(weight, fmt, shape, name)
         if on_gpu and weight.dim() > 1:
-            weight.data = device_bytes(to_device(_host_tensor(weight, fmt, shape, name), weight.device))
+            weight.data = packed_there(weight.detach(), fmt, shape)
         elif not on_gpu and weight.dim() == 1:
             weight.data = file_bytes(_host_tensor(weight, fmt, shape, name))
         packed = (_device_tensor if on_gpu else _host_tensor)(weight.detach(), fmt, shape, name)
@@ -141,7 +146,7 @@ def host_tensor(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "
     packed = packed_of(weight, spelling, shape, name)
     if isinstance(packed, Tensor):
         return packed
-    with stream_of(weight):
+    with stream_of(weight), torch_memory(weight.device):
         return packed.to_host()  # type: ignore[no-any-return]
 
 
@@ -205,13 +210,17 @@ class PackedParameter(PackedWeight):
         return torch.Tensor._make_subclass(cls, data, False)  # type: ignore[no-any-return]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """`torch.Tensor.to`, except that tiles are converted to the file's layout when they leave the GPU."""
+        """`torch.Tensor.to`, except that bytes become tiles on their way to a GPU, and the file's on their way back."""
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
-        if self.dim() > 1 or device is None or device.type in ("cuda", self.device.type):
+        if device is None or device.type == self.device.type or self.is_meta:
+            return super().to(*args, **kwargs)
+        fmt = format_of(self.spelling)
+        if device.type == "cuda" and self.dim() > 1 and device_size(fmt, self.packed_shape) >= 0:
+            return type(self)(to_device(host_tensor(self, self.spelling, self.packed_shape), device))
+        if device.type == "cuda" or self.dim() > 1:
             return super().to(*args, **kwargs)
         if device.type == "meta":
-            shape = file_shape(format_of(self.spelling), self.packed_shape)
-            return torch.empty(shape, dtype=torch.uint8, device=device)
+            return torch.empty(file_shape(fmt, self.packed_shape), dtype=torch.uint8, device=device)
         return file_bytes(host_tensor(self, self.spelling, self.packed_shape)).to(device)
 
     def cpu(self, *_: Any, **__: Any) -> Any:
@@ -237,12 +246,18 @@ def _unpickled(base: type[Any], spelling: str, shape: Shape, data: torch.Tensor)
 
 
 def device_size(fmt: Format, shape: Shape) -> int:
-    """Bytes of a weight's tiles and the bounds after them; -1 for a format without tiles."""
-    if fmt.plain:
+    """Bytes of a weight's tiles and the bounds after them; -1 for plain experts and formats without tiles."""
+    if fmt.plain and len(shape) == 2:
         return prod(shape) * fmt.block_bytes
     if not fmt.tiled:
         return -1
-    return prod(shape[:-2]) * tiles_nbytes(fmt, *shape[-2:])
+    return prod(shape[:-2]) * upload.tiles_nbytes(fmt, *shape[-2:])
+
+
+def element_size(fmt: Format, shape: Shape) -> float:
+    """Bytes that a GPU allocates for a weight, divided by its number of bytes in the file."""
+    allocated = -(-max(device_size(fmt, shape), 0) // ALLOCATION_UNIT) * ALLOCATION_UNIT
+    return max(1.0, allocated / max(1, prod(file_shape(fmt, shape))))
 
 
 def device_bytes(packed: DeviceTensor | DeviceExperts) -> torch.Tensor:
@@ -256,29 +271,50 @@ def device_bytes(packed: DeviceTensor | DeviceExperts) -> torch.Tensor:
     return torch.from_dlpack(memory)
 
 
-def to_device(tensor: Tensor, device: torch.device) -> DeviceTensor | DeviceExperts:
-    """A Tensor as tiles on a torch device -> DeviceTensor.
-
-    The tiles lie in CuPy's memory: torch's may belong to a CUDA graph about to be captured, which the tiles outlive.
-    """
-    with torch.cuda.device(device):
-        return tensor.to_device()  # type: ignore[no-any-return]
-
-
-def reserve(weights: Iterable[tuple[Any, Format, Shape]]) -> None:
-    """Make CuPy's pool allocate one piece of memory per GPU for the tiles of these weights, and cut them from it.
-
-    Otherwise each would be a piece of its own from the driver, a multiple of 2 MiB: up to a tenth more for 9 MiB.
-    """
-    sizes = Counter[Any]()
-    for weight, fmt, shape in {id(weight): (weight, fmt, shape) for weight, fmt, shape in weights}.values():
-        if weight.is_cuda:
-            sizes[weight.device] += -(-max(device_size(fmt, shape), 0) // POOL_UNIT) * POOL_UNIT
-    for device, nbytes in sizes.items():
+def to_device(tensor: Tensor, device: torch.device) -> torch.Tensor:
+    """A Tensor of the host as new bytes [bytes] on a GPU, tiles and bounds, packed by way of staging buffers."""
+    cuda.BACKEND.check_upload(tensor.format, tensor.shape, repr(tensor))
+    memory = device_memory(device_size(tensor.format, tensor.shape), device)
+    if memory.numel():
         import cupy
 
-        with torch.cuda.device(device), suppress(cupy.cuda.memory.OutOfMemoryError):
-            cupy.cuda.alloc(nbytes)  # returns to the pool at once
+        blocks = tensor.blocks  # may be put together from parts, on the host
+        with stream_of(memory), torch_memory(memory.device):
+            upload.upload_into(tensor.format, blocks, cupy.from_dlpack(memory))
+    return memory
+
+
+def packed_there(raw: torch.Tensor, fmt: Format, shape: Shape) -> torch.Tensor:
+    """Bytes in the file's layout on a GPU -> tiles and bounds, as new bytes beside them."""
+    if fmt.plain:
+        return raw.contiguous().reshape(-1)
+    cuda.BACKEND.check_upload(fmt, shape, f"bytes of {fmt}")
+    memory, raw = device_memory(device_size(fmt, shape), raw.device), raw.contiguous()
+    if memory.numel():
+        import cupy
+
+        with stream_of(raw), torch_memory(raw.device):
+            upload.pack_into(fmt, cupy.from_dlpack(raw), shape, cupy.from_dlpack(memory))
+    return memory
+
+
+def device_memory(size: int, device: torch.device) -> torch.Tensor:
+    """Bytes [size] on a GPU, in the memory that torch's allocator shares among all of the process.
+
+    A thread of its own allocates them. The calling thread may have an allocator for a CUDA graph that is about to be
+    captured, as torch.compile has, and weights outlive the graph.
+    """
+
+    index = torch.cuda.current_device() if device.index is None else device.index
+
+    def allocate() -> torch.Tensor:
+        with torch.cuda.device(index):
+            memory = torch.empty(size, dtype=torch.uint8, device="cuda")
+            torch.cuda.current_stream().synchronize()  # the allocator may have handed over memory still in use there
+            return memory
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(allocate).result()
 
 
 @contextmanager
@@ -298,11 +334,13 @@ def _device_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -
     """The DeviceTensor or DeviceExperts over bytes from `device_bytes`, or over copies of them."""
     import cupy
 
-    with stream_of(weight):
+    with stream_of(weight), torch_memory(weight.device):
         memory = cupy.from_dlpack(weight)
         if len(shape) == 3:
             e, n, k = shape
-            return DeviceExperts(fmt, (e, n, k), memory.reshape(e, -1), name)
+            experts = DeviceExperts(fmt, (e, n, k), memory.reshape(e, -1), name)
+            _ = experts.exponent  # now: a CUDA graph that is being captured could not wait
+            return experts
         n, k = shape
         if fmt.plain:
             return DeviceTensor(fmt, (n, k), memory.view(plain_dtype(fmt)).reshape(shape), None, name)

@@ -36,11 +36,13 @@ from .empty_layers import empty_layer, is_replaceable
 from .fusion import fuse as fuse_layers
 from .model_experts import PARTS, mul_mat_id, plan_experts, replace_experts
 from .patching import Patched, needs
-from .pretrained import PackedConfig, settle
-from .storage import file_bytes, reserve
+from .pretrained import Pack, PackedConfig, PackingQuantizer, packs, settle
+from .storage import file_bytes
 from .views import BUFFERS
 
 try:
+    import gguf
+    from transformers.core_model_loading import WeightConverter
     from transformers.integrations.gguf import utils as gguf_utils
     from transformers.integrations.gguf.reader import load_gguf_state_dict
     from transformers.integrations.gguf.utils import get_gguf_conversion_mapping, get_gguf_plan
@@ -84,7 +86,7 @@ def patch(fuse: bool = True) -> Patched:
     return patched
 
 
-class Quantizer(GgufHfQuantizer):
+class Quantizer(PackingQuantizer, GgufHfQuantizer):
     """transformers' quantizer for GGUF, with the layers of qgemm.
 
     supported: whether transformers' loader that keeps blocks knows the architecture; otherwise qgemm reads the file.
@@ -126,6 +128,15 @@ class Quantizer(GgufHfQuantizer):
         if not self.supported:
             self.packed_modules |= self.source.put_experts(model, self.dtype)
 
+    def update_weight_conversions(self, weight_conversions: list[Any], *model: torch.nn.Module) -> list[Any]:
+        """Those of the file; where transformers converts blocks, it does so on the host, and they become tiles last."""
+        conversions = super().update_weight_conversions(weight_conversions, *model)
+        for entry in conversions if self.supported else ():
+            if isinstance(entry, WeightConverter) and not packs(entry):
+                entry.operations.append(Pack())
+                entry.force_cpu = True
+        return conversions
+
     def get_state_dict(self, checkpoint_file: str, model: torch.nn.Module) -> dict[str, Any]:
         """The tensors to load by name: bytes of the file for packed layers, all others in the model's dtype."""
         layers = self.packed_modules
@@ -139,11 +150,11 @@ class Quantizer(GgufHfQuantizer):
                 order = self.input_permutations[name].to(layer.weight.device, BUFFERS["column_order"])
                 layer.register_buffer("column_order", order)
         layers = [layer for layer in self.packed_modules.values() if layer.weight.is_cuda]
-        reserve((layer.weight, layer.format, layer._shape) for layer in layers)
-        tiles = [layer.packed for layer in layers]  # made now, not on first use
+        tiles = [layer.packed for layer in layers]
         if tiles:
             prepare(tiles, dtype=str(self.dtype).removeprefix("torch."))
         self.source, self.packed_modules = None, {}  # the model keeps its quantizer, which must not keep these
+        super()._process_model_after_weight_loading(model)
         if self.supported:
             model._weight_conversions = None  # they describe the file; a saved model has its own
         model.config.quantization_config = self.quantization_config = PackedConfig()
@@ -222,7 +233,9 @@ class _Source:
         self.file = open(path)
         config = load_gguf_checkpoint(path)["config"]
         self.processor = TENSOR_PROCESSORS.get(self.file.metadata["general.architecture"], TensorProcessor)(config)
-        self.names = get_gguf_hf_weights_map(model, self.processor)
+        with Patched() as patched:  # one name map, where transformers makes one for each module
+            patched.replace(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
+            self.names = get_gguf_hf_weights_map(model, self.processor)
         self.matrices: dict[str, Tensor] = {}
         for name in self.file.keys() & self.names.keys():
             tensor = self.file[name]

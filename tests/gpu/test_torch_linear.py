@@ -18,7 +18,6 @@ if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
 from qgemm.torch import QEmbedding, QLinear  # noqa: E402
-from qgemm.torch.storage import device_size, reserve  # noqa: E402
 
 DTYPES = ("float16", "bfloat16", "float32")
 # Every format by float16, and every type by one: kernels of the others are compiled and tested elsewhere.
@@ -87,22 +86,6 @@ def test_memory_is_that_of_the_tiles():
     assert w.nbytes <= used() - before <= 1.05 * w.nbytes
     del layer
     assert used() <= before
-
-
-def test_reserved_tiles_are_cut_from_one_piece():
-    """A pool of its own: the driver is asked once, for the sum; a weight that is shared counts once."""
-    pool, tensors = cupy().cuda.MemoryPool(), [weights("q4_0", n) for n in (77, 300, 4096)]
-    sizes = [device_size(w.format, w.shape) for w in tensors]
-    raw = [(torch.zeros(1, device="cuda"), w.format, w.shape) for w in tensors]
-    with cupy().cuda.using_allocator(pool.malloc):
-        reserve(raw * 2)
-        assert pool.used_bytes() == 0
-        assert pool.total_bytes() == sum(-(-size // 512) * 512 for size in sizes)
-        on_device = tensors[0].to_device()
-        assert 0 < pool.used_bytes() < pool.total_bytes()
-        assert pool.total_bytes() == sum(-(-size // 512) * 512 for size in sizes)
-        assert on_device.to_host().blocks.tobytes() == tensors[0].blocks.tobytes()
-        del on_device
 
 
 def test_a_whole_model_saved_on_the_gpu_is_loaded_on_the_host():

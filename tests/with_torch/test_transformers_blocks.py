@@ -8,7 +8,7 @@ from torch_models import SIZES, VOCABULARY, name_map, transformers
 
 import qgemm
 import qgemm.torch.transformers as adapter
-from qgemm.torch import QEmbedding, QLinear
+from qgemm.torch import QEmbedding, QLinear, storage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -92,3 +92,18 @@ def test_a_model_is_that_of_the_decoded_weights(path, dtype):
     assert moved == ({"model.layers.0.linear_attn.out_proj"} if path.stem == "qwen35" else set())
     assert type(ours.get_input_embeddings()) is QEmbedding
     assert (ours.lm_head.weight is ours.get_input_embeddings().weight) is (path.stem == "lfm2")
+
+
+def test_packed_weights_become_tiles_when_they_are_moved(path, monkeypatch):
+    """After transformers' own conversions of blocks; no packed weight reaches a GPU in the file's layout."""
+    moved, to = [], storage.PackedParameter.to
+
+    def counted_to(self, *args, **kwargs):
+        moved.append(tuple(self.shape))
+        return to(self, *args, **kwargs)
+
+    monkeypatch.setattr(storage.PackedParameter, "to", counted_to)
+    with adapter.patch():
+        model = load(path, device_map="cpu")
+    layers = [layer for layer in model.modules() if isinstance(layer, (QLinear, QEmbedding))]
+    assert sorted(moved) == sorted({id(layer.weight): tuple(layer.weight.shape) for layer in layers}.values())

@@ -1,0 +1,108 @@
+"""Memory that a GPU needs while weights are packed there: their tiles, and two staging buffers of a fixed size.
+
+CuPy is NumPy with a count of the allocated bytes, and the kernel is the rule of the tiles in NumPy.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import cupy_like
+import numpy as np
+import pytest
+from helpers import bytes_as_blocks
+
+import qgemm
+from qgemm.cuda import upload
+from qgemm.cuda.layout import tile as tiles
+
+ROWS, BLOCKS = 700, 9
+NAMES = ("q4_0", "q4_k", "q6_k", "f16")
+each_format = pytest.mark.parametrize("name", NAMES)
+
+
+class Counted:
+    """The bytes of arrays that exist, and the most that existed at a time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def empty(self, shape, dtype=float):
+        array = cupy_like.ndarray(shape, dtype)
+        self.change(array.nbytes)
+        weakref.finalize(array._host if array._host.base is None else array._host.base, self.change, -array.nbytes)
+        return array
+
+    def change(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.most = max(self.most, self.now)
+
+
+@pytest.fixture
+def counted(monkeypatch) -> Counted:
+    cupy, count = cupy_like.install(monkeypatch), Counted()
+    monkeypatch.setattr(cupy, "empty", count.empty)
+
+    class Pack:
+        @staticmethod
+        def load(fmt):
+            def kernel(grid, threads, arguments):
+                source, target, row_absmax, rows, blocks_per_row, _ = arguments
+                size = int(rows * blocks_per_row) * fmt.block_bytes
+                blocks = source._host.reshape(-1)[:size].view(fmt.dtype).reshape(rows, blocks_per_row)
+                packed = tiles.pack(fmt, blocks)
+                target._host.reshape(-1)[: packed.nbytes] = packed.reshape(-1).view(np.uint8)
+                row_absmax._host[: len(blocks)] = tiles.row_absmax(fmt, blocks)
+
+            return kernel
+
+    monkeypatch.setattr(upload, "PACK", Pack)
+    return count
+
+
+def device_bytes_of(fmt, blocks) -> bytes:
+    """The bytes that a GPU holds for a matrix."""
+    if fmt.plain:
+        return blocks.tobytes()
+    bounds = tiles.row_absmax(fmt, blocks)
+    return tiles.pack(fmt, blocks).tobytes() + bounds.tobytes() + bytes(-len(bounds) % tiles.ROWS * 4)
+
+
+@each_format
+def test_blocks_are_packed_through_two_stages_of_a_fixed_size(counted, monkeypatch, name):
+    """More chunks than stages, and a last one that is not whole; no array but the stages is allocated."""
+    fmt = qgemm.FORMATS[name]
+    blocks = bytes_as_blocks(fmt, (ROWS, BLOCKS), np.random.default_rng(0))
+    monkeypatch.setattr(upload, "STAGING_BYTES", staging := 128 * BLOCKS * fmt.block_bytes)
+    expected = device_bytes_of(fmt, blocks)
+    memory = cupy_like.ndarray(len(expected), np.uint8)
+    upload.upload_into(fmt, blocks, memory)
+    assert memory.get().tobytes() == expected
+    assert 0 < counted.most <= 2 * (staging + 16)
+    assert counted.now == 0
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_experts_are_packed_one_by_one(counted, name):
+    """From the host, and from bytes that are on the GPU already, of a size that aligns no second expert."""
+    fmt, shape = qgemm.FORMATS[name], (3, 67, BLOCKS * qgemm.FORMATS[name].weights)
+    blocks = bytes_as_blocks(fmt, (3, 67, BLOCKS), np.random.default_rng(1))
+    expected = b"".join(device_bytes_of(fmt, expert) for expert in blocks)
+    memory = cupy_like.ndarray(len(expected), np.uint8)
+    upload.upload_into(fmt, blocks, memory)
+    assert memory.get().tobytes() == expected
+    assert counted.most <= 2 * (blocks[0].nbytes + 16)
+    raw = cupy_like.asarray(blocks.view(np.uint8).reshape(3, 67, -1))
+    memory.fill(1)
+    upload.pack_into(fmt, raw, shape, memory)
+    assert memory.get().tobytes() == expected
+
+
+def test_a_matrix_on_the_gpu_is_packed_into_other_memory(counted):
+    fmt = qgemm.FORMATS["q4_k"]
+    blocks = bytes_as_blocks(fmt, (ROWS, BLOCKS), np.random.default_rng(2))
+    expected = device_bytes_of(fmt, blocks)
+    raw, memory = cupy_like.asarray(blocks.view(np.uint8).reshape(ROWS, -1)), cupy_like.ndarray(len(expected), np.uint8)
+    upload.pack_into(fmt, raw, (ROWS, BLOCKS * fmt.weights), memory)
+    assert memory.get().tobytes() == expected
+    assert counted.most == 0
