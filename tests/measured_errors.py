@@ -152,8 +152,8 @@ def weight_loss(fmt: Format, blocks: Blocks, dtype: str, levels_alone: bool = Fa
     """The RMS error of weights that are rounded to multiply x of this type, by row of blocks [N, b]. [N]
 
     Relative to the RMS of the weights' magnitudes (error_bound.magnitudes). Prefill kernels round level, scale and
-    minimum to half, then the weight (tests/test_operand_a.py compares this bit for bit); for x of bfloat16 the level to
-    half and the weight to bfloat16. levels_alone: decode kernels, which round only the levels of a codebook.
+    minimum to half, then the weight (tests/test_operand_a.py compares this bit for bit). levels_alone: decode kernels,
+    which round only the levels of a codebook, to the type of x.
     """
     if dtype == "float32" or (levels_alone and not fmt.needs_table):
         return np.zeros(len(blocks))
@@ -169,7 +169,7 @@ def rounded_weights(fmt: Format, blocks: Blocks, dtype: str, levels_alone: bool)
     n, kind = len(blocks), float_dtype(dtype)
     if fmt.plain:
         return fmt.dequantize(blocks, np.float64).astype(kind).astype(np.float64)
-    unit = row_scale.range_of(fmt, {"float16": "half", "bfloat16": "bf16"}[dtype])
+    unit = row_scale.range_of(fmt)
     row = np.array([unit.weight(bound) for bound in tiles.row_absmax(fmt, blocks)])[:, None]
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
     level = np.ldexp(codes.astype(np.float64).reshape(n, -1) - zero, unit.level)
@@ -180,10 +180,8 @@ def rounded_weights(fmt: Format, blocks: Blocks, dtype: str, levels_alone: bool)
     scale, minimum = np.ldexp(scale, -row - unit.level), np.ldexp(minimum, -row)
     if levels_alone:
         return np.ldexp(level.astype(kind).astype(np.float64) * scale + minimum, row)
-    level = level.astype(np.float16).astype(np.float64)
-    if dtype == "float16":
-        scale, minimum = (part.astype(np.float16).astype(np.float64) for part in (scale, minimum))
-    return np.ldexp((level * scale + minimum).astype(kind).astype(np.float64), row)
+    level, scale, minimum = (part.astype(np.float16).astype(np.float64) for part in (level, scale, minimum))
+    return np.ldexp((level * scale + minimum).astype(np.float16).astype(np.float64), row)
 
 
 def sum_loss(terms: int, tensor_cores: bool = True) -> float:

@@ -12,7 +12,8 @@ from typing import Any
 
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.problem import C_TYPES, Problem
+from qgemm.cuda.layout import scaled_rows
+from qgemm.cuda.problem import C_TYPES, SCALED_ROWS, Problem
 
 from .expert_tiles import Size
 
@@ -25,6 +26,16 @@ TokenTile = Callable[[tuple[Size, ...], int, int, int, int], int]
 
 def _no_units(fmt: Format | None, sm: int, activations: Collection[str]) -> tuple[()]:
     return ()
+
+
+def half_rows(problem: Problem) -> tuple[str, ...]:
+    """x as kernels read it that multiply halves alone: rows of other types are scaled."""
+    return (problem.x if problem.x == "half" else SCALED_ROWS,)
+
+
+def x_pitch(problem: Problem) -> int:
+    """Elements from a row of x to the next, as a kernel of half_rows reads it."""
+    return scaled_rows.pitch(problem.k) if problem.x == SCALED_ROWS else problem.k
 
 
 @dataclass(frozen=True, eq=False)

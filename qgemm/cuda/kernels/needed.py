@@ -79,7 +79,8 @@ def _by_tiles(p: Problem, rows: int) -> Iterator[Key]:
         for tokens in (tokens for tokens in row.tokens if tokens <= max(row.tokens[0], 2 * load)):
             of_tiles = p._replace(routed=p.routed._replace(tokens=tokens))
             if row.fits(of_tiles):
-                for form in row.kernel.forms(of_tiles):
+                (kind,) = row.kernel.reads(of_tiles)
+                for form in row.kernel.forms(of_tiles._replace(x=kind)):
                     for config in row.kernel.configs(form):
                         yield _key(row.kernel.name, p.format, row.kernel.template(form, config))
 
