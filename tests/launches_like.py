@@ -89,13 +89,14 @@ class Gpus:
             parts.append(rows @ self.weights[w].T + (array_at(bias, (output.n,), output.bias) if bias else 0))
         array_at(pointers[1], parts[0].shape, outputs[0].y)[...] = gated_by(outputs[0].gate, *parts)
 
-    def gate_launch(self, device: int, function: str, y: str, size: int):
+    def epilogue_launch(self, device: int, m: int, output):
         """Stands for the launch that gates products in float32."""
 
-        def run(stream: int, *pointers: int) -> None:
-            self.launched.append("gate")
-            gate, up = (array_at(pointer, (size,), "float32").astype(np.float64) for pointer in pointers[:2])
-            array_at(pointers[2], (size,), y)[...] = gated_by(function, gate, up)
+        def run(stream: int, sums: int, y: int, bias: int, residual: int) -> None:
+            self.launched.append("add_epilogue")
+            assert (bias, output.residual) == (0, "float32")
+            up, gate = (array_at(pointer, (m, output.n), "float32").astype(np.float64) for pointer in (sums, residual))
+            array_at(y, (m, output.n), output.y)[...] = gated_by(output.gate, gate, up)
 
         return run
 
@@ -126,7 +127,7 @@ def installed(monkeypatch) -> Gpus:
     monkeypatch.setattr(libraries, "LIBRARIES", libraries_seen := {})
     monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
     monkeypatch.setattr(plan, "launch", gpus.launch)
-    monkeypatch.setattr(plan, "gate_launch", gpus.gate_launch)
+    monkeypatch.setattr(plan, "epilogue_launch", gpus.epilogue_launch)
     monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
     for module, name, target in (
         (plan, "quantize_launch", Q8_1),

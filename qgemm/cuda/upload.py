@@ -75,20 +75,22 @@ def upload(fmt: Format, blocks: Blocks, memory: cupy.ndarray | None = None) -> t
 
 
 def upload_into(fmt: Format, blocks: Blocks, memory: cupy.ndarray) -> None:
-    """Blocks of a matrix, of experts or of plain numbers -> bytes on the device: those that its class holds."""
-    if fmt.plain:
-        raw = byte_rows(blocks)
+    """Blocks of a matrix or of experts -> bytes on the device: those that its class holds."""
+    matrices = blocks if blocks.ndim == 3 else blocks[None]
+    into = _send_numbers if fmt.plain else upload
+    for matrix, matrix_memory in zip(matrices, memory.reshape(len(matrices), -1), strict=True):
+        into(fmt, matrix, matrix_memory)
 
-        def send(stage: Stage, first: int, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
-            start = first * raw.shape[1]
-            stage.send(part, memory[start : start + part.size], stream)
 
-        _in_chunks(raw, max(1, STAGING_BYTES // raw.shape[1]), send)
-    elif blocks.ndim == 3:
-        for expert, expert_memory in zip(blocks, memory.reshape(len(blocks), -1), strict=True):
-            upload(fmt, expert, expert_memory)
-    else:
-        upload(fmt, blocks, memory)
+def _send_numbers(fmt: Format, blocks: Blocks, memory: cupy.ndarray) -> None:
+    """Plain numbers [N, K] -> memory on the device, as they are."""
+    raw = byte_rows(blocks)
+
+    def send(stage: Stage, first: int, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
+        start = first * raw.shape[1]
+        stage.send(part, memory[start : start + part.size], stream)
+
+    _in_chunks(raw, max(1, STAGING_BYTES // raw.shape[1]), send)
 
 
 def _in_chunks(raw: NDArray[np.uint8], step: int, send: Callable[..., None]) -> None:

@@ -55,7 +55,7 @@ try:
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
     from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 except ImportError as error:
-    raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
+    raise needs("qgemm.torch.transformers", "transformers", "5.17", error) from error
 
 if TYPE_CHECKING:
     from transformers.utils.quantization_config import GgufConfig

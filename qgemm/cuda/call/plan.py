@@ -23,7 +23,7 @@ from qgemm.cuda.kernels.activations import (
     round_launch,
     scale_launch,
 )
-from qgemm.cuda.kernels.gate_products import gate_launch
+from qgemm.cuda.kernels.add_epilogue import epilogue_launch
 from qgemm.cuda.kernels.kernel import Kernel, Launchable
 from qgemm.cuda.kernels.routes import launch, route
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks, scaled_rows
@@ -144,8 +144,10 @@ def launch_gated(
         return
     apart = [p._replace(y=_sums(call, y)) for p in pair]
     launch_products(call, kernels, apart, source, x)
-    count = call.nbytes[y.pointer.base] // SIZES[y.dtype]
-    enter(call, gate_launch(call.device, function, y.dtype, count), *(p.y.pointer for p in apart), y.pointer)
+    gate, up = apart
+    output = Output(up.n, y.dtype, residual="float32", gate=function)
+    step = epilogue_launch(call.device, source.m, output)
+    enter(call, step, up.y.pointer, y.pointer, NOTHING.pointer, gate.y.pointer)
 
 
 def _sums(call: Call, y: Array) -> Array:

@@ -7,7 +7,6 @@ are multiplied as they are; of two types both become float32, so that products a
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -17,19 +16,17 @@ import numpy as np
 from qgemm.arrays import on_stream
 from qgemm.codec.format import Format, float_dtype
 from qgemm.cuda.driver.cublas import array_at, cublas
-from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.workspace import relaxed_capture, workspace
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.jit.twins import GATE_CODES, TYPE_CODES
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import C_TYPES, Output, Problem, c_type
+from qgemm.cuda.problem import C_TYPES, Problem, c_type
 
+from .add_epilogue import epilogue_launch
 from .kernel import Kernel, Launchable, Ranked
-from .transforms import ADD_EPILOGUE, DEQUANTIZE_TILES, EPILOGUE_THREADS
+from .transforms import DEQUANTIZE_TILES
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 MAX_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
-MAX_CTAS = 1 << 20  # CTAs of add_epilogue, whose threads store several numbers each if y is larger
 LEGACY = 1  # the largest handle of CUDA's default stream, which no graph captures
 ALIGNED = 256  # bytes between pieces of scratch memory
 
@@ -79,7 +76,7 @@ def launch(p: Problem, _: None) -> Launchable:
         p.m * p.n * 4 * (not direct),
     )
     *starts, nbytes = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
-    add = None if direct else epilogue_launch(p.m, output)
+    add = None if direct else epilogue_launch(p.device, p.m, output)
     library = cublas(p.device)
 
     def run(stream: int, x: int, w: int, y: int, bias: int, residual: int) -> None:
@@ -119,20 +116,6 @@ def _scratch(device: int, stream: int, nbytes: int) -> tuple[Any, int]:
         return None, workspace(device, stream, "panels", 1 << (nbytes - 1).bit_length()).pointer
     memory = cupy.empty(nbytes, np.uint8)
     return memory, memory.data.ptr
-
-
-def epilogue_launch(m: int, output: Output) -> Launch:
-    """The kernel that adds an epilogue. Its pointers: sums [M, N] of float32, y, bias, residual, 0 for none."""
-    count = m * output.n
-    pointers = (ctypes.c_void_p * 4)()
-    size = ctypes.sizeof(ctypes.c_void_p)
-    arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in range(0, 4 * size, size))
-    types = (TYPE_CODES.get(name, 0) for name in (output.y, output.bias, output.residual))
-    codes = (ctypes.c_int(code) for code in (*types, GATE_CODES.get(output.gate, 0)))
-    arguments = (*arrays, ctypes.c_int64(output.n), ctypes.c_int64(count), *codes)
-    grid = min(MAX_CTAS, -(-count // EPILOGUE_THREADS))
-    function = ADD_EPILOGUE.load(None, **ADD_EPILOGUE.types[0])
-    return Launch(function, grid, EPILOGUE_THREADS, 0, arguments, pointers, 4, programmatic=False)
 
 
 def plain_dtype(fmt: Format) -> np.dtype[Any]:
