@@ -5,6 +5,7 @@ CuPy is NumPy with a count of the allocated bytes, and the kernel is the rule of
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 
 import cupy_like
@@ -13,6 +14,7 @@ import pytest
 from helpers import bytes_as_blocks
 
 import qgemm
+from qgemm import cuda
 from qgemm.cuda import upload
 from qgemm.cuda.layout import tile as tiles
 
@@ -42,6 +44,7 @@ class Counted:
 def counted(monkeypatch) -> Counted:
     cupy, count = cupy_like.install(monkeypatch), Counted()
     monkeypatch.setattr(cupy, "empty", count.empty)
+    cupy.from_dlpack = lambda array: array
 
     class Pack:
         @staticmethod
@@ -106,3 +109,20 @@ def test_a_matrix_on_the_gpu_is_packed_into_other_memory(counted):
     upload.pack_into(fmt, raw, (ROWS, BLOCKS * fmt.weights), memory)
     assert memory.get().tobytes() == expected
     assert counted.most == 0
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q6_k", "f16"])
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("axes", [(67,), (3, 67)], ids=str)
+def test_bytes_on_the_gpu_become_weights_there(counted, monkeypatch, name, axes, flat):
+    """By Tensor.from_bytes: into new memory, but for numbers, which stay."""
+    fmt = qgemm.FORMATS[name]
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    blocks = bytes_as_blocks(fmt, (*axes, BLOCKS), np.random.default_rng(3))
+    raw, shape = cupy_like.asarray(blocks.view(np.uint8).reshape(*axes, -1)), (*axes, BLOCKS * fmt.weights)
+    w = qgemm.Tensor.from_bytes(raw.reshape(-1) if flat else raw, name, shape, "a")
+    assert type(w) is (qgemm.DeviceTensor if len(axes) == 1 else qgemm.DeviceExperts)
+    assert (w.format, w.shape, w.name) == (fmt, shape, "a")
+    expected = b"".join(device_bytes_of(fmt, part) for part in blocks.reshape(-1, *blocks.shape[-2:]))
+    assert ctypes.string_at(w.pointer, len(expected)) == expected
+    assert (w.pointer == raw.data.ptr) is fmt.plain

@@ -53,6 +53,13 @@ class CpuBackend:
         formats = {w.format: None for w in tensors if w.ndim > 1}
         return native.preparation(list(formats), activations)
 
+    def from_bytes(self, rows: Array, fmt: Format, shape: tuple[int, ...], name: str) -> Tensor:
+        """A Tensor over the memory of bytes; over a copy where the bytes of a row lie apart."""
+        memory = as_numpy(rows, "bytes")
+        blocks = (memory if memory.strides[-1] == 1 else np.ascontiguousarray(memory)).view(fmt.dtype)
+        blocks.flags.writeable = False
+        return Tensor(fmt, shape, blocks, name)
+
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
         """Nothing to check: the host holds tensors of any format and shape."""
 

@@ -25,7 +25,7 @@ from .kernels.needed import ROWS
 from .planes import Planes as Planes
 from .tensor import DeviceExperts as DeviceExperts
 from .tensor import DeviceTensor as DeviceTensor
-from .tensor import check_tiled
+from .tensor import check_tiled, packed_there
 
 
 class CudaBackend:
@@ -60,6 +60,11 @@ class CudaBackend:
         """Kernels for the current device, compiled and loaded there."""
         require("preparing kernels")
         return prepare.tasks(tensors, ROWS if rows is None else rows, activations, dtypes)
+
+    def from_bytes(self, rows: Array, fmt: Format, shape: tuple[int, ...], name: str) -> DeviceTensor | DeviceExperts:
+        """Bytes in the layout of a file on a device -> weights there, in memory of the library of the bytes."""
+        self.check_upload(fmt, shape, f"tensor {name}" if name else f"bytes of {fmt} {shape}")
+        return packed_there(rows, fmt, shape, name)
 
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
         """UnsupportedError without a GPU or for a format that no kernel reads, ShapeError for other shapes."""

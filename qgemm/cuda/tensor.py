@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qgemm.arrays import stream_of
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, float_dtype
 from qgemm.errors import UnsupportedError
@@ -18,6 +19,7 @@ from qgemm.tensor import Tensor
 from . import upload
 from .kernels.panels import dense, plain_dtype
 from .layout import tile as tiles
+from .libraries import cupy_library, library_of
 from .problem import C_TYPES
 from .rows import gathered
 
@@ -176,6 +178,37 @@ class DeviceExperts(Packed):
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
         return f"<DeviceExperts{name} {self.format} {' x '.join(map(str, self.shape))} on cuda:{self.device}>"
+
+
+def packed_there(rows: Any, fmt: Format, shape: tuple[int, ...], name: str) -> DeviceTensor | DeviceExperts:
+    """Bytes [..., N, bytes of a row] on a device -> weights there, over the same memory if their format is plain."""
+    import cupy
+
+    library = library_of(rows) or cupy_library()
+    with stream_of(rows):
+        raw = cupy.ascontiguousarray(cupy.from_dlpack(rows))
+        if fmt.plain:
+            return over_memory(raw.reshape(-1), fmt, shape, name)
+        size = prod(shape[:-2]) * upload.tiles_nbytes(fmt, *shape[-2:])
+        memory = cupy.from_dlpack(library.scratch(size, library.device(rows))())
+        if size:
+            upload.pack_into(fmt, raw, shape, memory)
+        return over_memory(memory, fmt, shape, name)
+
+
+def over_memory(memory: Any, fmt: Format, shape: tuple[int, ...], name: str) -> DeviceTensor | DeviceExperts:
+    """Weights over the bytes [bytes] of their tiles and bounds, or of plain numbers, one expert after the other."""
+    if len(shape) == 3:
+        e, n, k = shape
+        experts = DeviceExperts(fmt, (e, n, k), memory.reshape(e, -1 if memory.size else 0), name)
+        _ = experts.exponent  # now: a CUDA graph that is being captured could not wait
+        return experts
+    n, k = shape
+    if fmt.plain:
+        return DeviceTensor(fmt, (n, k), memory.view(plain_dtype(fmt)).reshape(shape), None, name)
+    size = tiles.tiles_shape(fmt, n, k)
+    data, bounds = memory[: prod(size)].reshape(size), memory[prod(size) :].view(np.float32)
+    return DeviceTensor(fmt, (n, k), data, bounds, name)
 
 
 def check_tiled(fmt: Format, who: str) -> None:

@@ -38,9 +38,8 @@ from qgemm import cuda
 from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda import upload
-from qgemm.cuda.kernels.panels import plain_dtype
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
+from qgemm.cuda.tensor import DeviceExperts, DeviceTensor, over_memory
 from qgemm.errors import UnsupportedError
 from qgemm.files.mapping import is_writable
 from qgemm.formats import FORMATS, format_named
@@ -335,18 +334,7 @@ def _device_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -
     import cupy
 
     with stream_of(weight), torch_memory(weight.device):
-        memory = cupy.from_dlpack(weight)
-        if len(shape) == 3:
-            e, n, k = shape
-            experts = DeviceExperts(fmt, (e, n, k), memory.reshape(e, -1), name)
-            _ = experts.exponent  # now: a CUDA graph that is being captured could not wait
-            return experts
-        n, k = shape
-        if fmt.plain:
-            return DeviceTensor(fmt, (n, k), memory.view(plain_dtype(fmt)).reshape(shape), None, name)
-        size = tiles.tiles_shape(fmt, n, k)
-        data, bounds = memory[: prod(size)].reshape(size), memory[prod(size) :].view(np.float32)
-        return DeviceTensor(fmt, (n, k), data, bounds, name)
+        return over_memory(cupy.from_dlpack(weight), fmt, shape, name)
 
 
 # ---------------------------------------------------------------- Tensors -> bytes
