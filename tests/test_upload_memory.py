@@ -6,7 +6,9 @@ CuPy is NumPy with a count of the allocated bytes, and the kernel is the rule of
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import weakref
+from functools import partial
 
 import cupy_like
 import numpy as np
@@ -15,7 +17,7 @@ from helpers import bytes_as_blocks
 
 import qgemm
 from qgemm import cuda
-from qgemm.cuda import upload
+from qgemm.cuda import libraries, upload
 from qgemm.cuda.layout import tile as tiles
 
 ROWS, BLOCKS = 700, 9
@@ -42,20 +44,22 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch) -> Counted:
-    cupy, count = cupy_like.install(monkeypatch), Counted()
-    monkeypatch.setattr(cupy, "empty", count.empty)
-    cupy.from_dlpack = lambda array: array
+    monkeypatch.setattr(libraries, "LIBRARIES", {})
+    cupy_like.install(monkeypatch)
+    count, library = Counted(), libraries.default_library()
+    counting = dataclasses.replace(library, new=lambda shape, dtype, device: partial(count.empty, shape, dtype))
+    monkeypatch.setitem(libraries.LIBRARIES, cupy_like.ndarray, counting)
 
     class Pack:
         @staticmethod
         def load(fmt):
-            def kernel(grid, threads, arguments):
+            def kernel(grid, threads, arguments, stream):
                 source, target, row_absmax, rows, blocks_per_row, _ = arguments
                 size = int(rows * blocks_per_row) * fmt.block_bytes
-                blocks = source._host.reshape(-1)[:size].view(fmt.dtype).reshape(rows, blocks_per_row)
-                packed = tiles.pack(fmt, blocks)
-                target._host.reshape(-1)[: packed.nbytes] = packed.reshape(-1).view(np.uint8)
-                row_absmax._host[: len(blocks)] = tiles.row_absmax(fmt, blocks)
+                blocks = np.frombuffer(ctypes.string_at(source, size), fmt.dtype).reshape(rows, blocks_per_row)
+                for pointer, values in (target, tiles.pack(fmt, blocks)), (row_absmax, tiles.row_absmax(fmt, blocks)):
+                    ctypes.memmove(pointer, values.tobytes(), values.nbytes)
+                assert (source % upload.CHUNK, stream) == (0, 7)
 
             return kernel
 
@@ -79,7 +83,7 @@ def test_blocks_are_packed_through_two_stages_of_a_fixed_size(counted, monkeypat
     monkeypatch.setattr(upload, "STAGING_BYTES", staging := 128 * BLOCKS * fmt.block_bytes)
     expected = device_bytes_of(fmt, blocks)
     memory = cupy_like.ndarray(len(expected), np.uint8)
-    upload.upload_into(fmt, blocks, memory)
+    upload.upload_into(fmt, blocks, memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
     assert 0 < counted.most <= 2 * (staging + 16)
     assert counted.now == 0
@@ -92,12 +96,12 @@ def test_experts_are_packed_one_by_one(counted, name):
     blocks = bytes_as_blocks(fmt, (3, 67, BLOCKS), np.random.default_rng(1))
     expected = b"".join(device_bytes_of(fmt, expert) for expert in blocks)
     memory = cupy_like.ndarray(len(expected), np.uint8)
-    upload.upload_into(fmt, blocks, memory)
+    upload.upload_into(fmt, blocks, memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
     assert counted.most <= 2 * (blocks[0].nbytes + 16)
     raw = cupy_like.asarray(blocks.view(np.uint8).reshape(3, 67, -1))
     memory.fill(1)
-    upload.pack_into(fmt, raw, shape, memory)
+    upload.pack_into(fmt, raw, shape, memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
 
 
@@ -106,7 +110,7 @@ def test_a_matrix_on_the_gpu_is_packed_into_other_memory(counted):
     blocks = bytes_as_blocks(fmt, (ROWS, BLOCKS), np.random.default_rng(2))
     expected = device_bytes_of(fmt, blocks)
     raw, memory = cupy_like.asarray(blocks.view(np.uint8).reshape(ROWS, -1)), cupy_like.ndarray(len(expected), np.uint8)
-    upload.pack_into(fmt, raw, (ROWS, BLOCKS * fmt.weights), memory)
+    upload.pack_into(fmt, raw, (ROWS, BLOCKS * fmt.weights), memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
     assert counted.most == 0
 
