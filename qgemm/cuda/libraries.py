@@ -83,8 +83,8 @@ class Library:
 
     def uploaded(self, values: NDArray[Any], device: int) -> Array:
         """A new array on the current device of values of the host."""
-        values = np.ascontiguousarray(values)
         array, stream = self.empty(values.shape, values.dtype.name, device), self.stream(device)
+        values = np.ascontiguousarray(values)
         if values.size:
             devices.copy_to_device(self.pointer(array), values.ctypes.data, values.nbytes, stream)
             devices.synchronize(stream)
@@ -124,6 +124,7 @@ def default_library() -> Library:
     except ImportError:
         import torch
 
+        torch.cuda.init()  # no tensor of the caller has done so
         return library_for(torch.Tensor)  # type: ignore[return-value]
     return library_for(cupy.ndarray)  # type: ignore[return-value]
 
