@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from qgemm.arrays import current_stream
 from qgemm.cuda.call.plan import Source, problem, problem_of_launch
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import quantize_launch
@@ -22,7 +21,7 @@ MIN_M = 16  # rows of x; fewer are served by another kernel
 
 def product(x: Any, w: DeviceTensor, activation: str, y: Any) -> None:
     """y [M, N] = x [M, K] of half or bf16 times w, on the current stream; "a8" quantizes x first."""
-    (m, k), stream = x.shape, current_stream()
+    (m, k), stream = x.shape, w.library.stream(w.device)
     source = Source(m, k, x.dtype.name)
     kernel, kind, pointer = KERNELS[activation], C_TYPES[source.dtype], x.data.ptr
     if activation == "a8":

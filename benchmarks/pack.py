@@ -36,7 +36,10 @@ def rate(stream: Any, fmt: Format, rotate: int) -> dict[str, float]:
     row_absmax, kernel = cupy.zeros(shape[0] * tiles.ROWS, np.float32), PACK.load(fmt)
     cupy.cuda.Device().synchronize()
     turns = rotation(pairs, 2 * packed)
-    packs = [partial(launch, kernel, fmt, source, target, (row_absmax,), n, count) for source, target in turns]
+    packs = [
+        partial(launch, kernel, fmt, source.data.ptr, target.data.ptr, (row_absmax.data.ptr,), n, count, stream.ptr)
+        for source, target in turns
+    ]
     copies = [partial(target.data.copy_from_device_async, source.data, packed, stream) for source, target in turns]
     ours, copy = compare(stream, [capture(stream, packs), capture(stream, copies)])
     return {"gbs": round(2 * packed / ours.us / 1e3, 1), "share": round(copy.us / ours.us, 3)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -180,9 +181,9 @@ def check_epilogue(added: Epilogue, shape: tuple[int, ...]) -> None:
     for name, array, fitting in (("bias", added.bias, shape[-1:]), ("residual", added.residual, shape)):
         if array is None:
             continue
-        if array.shape != fitting:
-            raise ShapeError(f"{name} has shape {array.shape}, y needs {fitting}")
-        if array.dtype.name not in FLOATS:
+        if tuple(array.shape) != fitting:
+            raise ShapeError(f"{name} has shape {tuple(array.shape)}, y needs {fitting}")
+        if str(array.dtype).removeprefix("torch.") not in FLOATS:
             raise TypeError(f"{name} must be of float16, float32, float64 or bfloat16, got {array.dtype}")
 
 
@@ -199,13 +200,19 @@ def check_out(out: Array, shape: tuple[int, ...], dtype: DType | None) -> None:
 
 def check_elements(out: Any) -> None:
     """UnsupportedError if elements of an array share memory: one that was broadcast, or windows of another."""
-    reach = sum((size - 1) * abs(stride) for size, stride in zip(out.shape, out.strides, strict=True))
-    if out.size and reach + out.itemsize < out.size * out.itemsize:
-        raise UnsupportedError(f"out has elements that share memory: shape {out.shape}, strides {out.strides}")
+    size, strides = prod(out.shape), strides_of(out)
+    reach = sum((length - 1) * abs(stride) for length, stride in zip(out.shape, strides, strict=True))
+    if size and reach + out.itemsize < size * out.itemsize:
+        raise UnsupportedError(f"out has elements that share memory: shape {tuple(out.shape)}, strides {strides}")
+
+
+def strides_of(array: Any) -> tuple[int, ...]:
+    """Bytes from an element of an array to the next along each axis; torch counts them in elements."""
+    return array.strides if hasattr(array, "strides") else tuple(step * array.itemsize for step in array.stride())
 
 
 def check_apart(outs: Sequence[Any]) -> None:
-    """UnsupportedError if two outputs, arrays of NumPy or CuPy, share memory: one product would overwrite another's."""
+    """UnsupportedError if two outputs of any library share memory: one product would overwrite another's."""
     ranges = [_Memory(out) for out in outs] if len(outs) > 1 else []
     for i, j in combinations(range(len(ranges)), 2):
         if ranges[i].overlaps(ranges[j]):
@@ -216,12 +223,15 @@ class _Memory:
     """The memory of an array, as NumPy's protocol describes it; nothing is read there."""
 
     def __init__(self, array: Any) -> None:
-        interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+        if hasattr(array, "data_ptr"):  # torch
+            interface = {"data": (array.data_ptr(), False)}
+        else:
+            interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
         self.data: tuple[int, int] = interface["data"]
         self.__array_interface__ = {
             "data": (self.data[0], True),
-            "shape": array.shape,
-            "strides": array.strides,
+            "shape": tuple(array.shape),
+            "strides": strides_of(array),
             "typestr": f"|V{array.itemsize}",
             "version": 3,
         }

@@ -1,4 +1,4 @@
-"""Arrays in and out: NumPy, CuPy, torch and whatever speaks DLPack, on the stream that their library works on.
+"""Arrays in and out: NumPy, CuPy, torch and whatever speaks DLPack.
 
 Nothing is copied between libraries: a CUDA array becomes a CuPy array over the same memory, a host array a NumPy one.
 """
@@ -6,14 +6,14 @@ Nothing is copied between libraries: a CUDA array becomes a CuPy array over the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import Array
+from .codec.float_types import FLOATS
 from .errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -115,15 +115,15 @@ def as_cupy(x: Array, who: str = "x") -> cupy.ndarray:
         raise UnsupportedError(f"{who} is on the host, the product is on a CUDA device; got {type(x).__name__}")
     if not isinstance(x, cupy.ndarray):
         x = cupy.from_dlpack(x.detach() if hasattr(x, "detach") else x)
-    check_floats(x.dtype, x.shape, who)
+    check_floats(x.dtype.name, x.shape, who)
     return x
 
 
-def check_floats(dtype: np.dtype[Any], shape: tuple[int, ...], who: str = "x") -> None:
-    """TypeError unless an array of NumPy or CuPy of this type and shape is [..., K] of floats."""
-    if not shape or (dtype.kind != "f" and dtype.name != "bfloat16"):
+def check_floats(name: str, shape: Sequence[int], who: str = "x") -> None:
+    """TypeError unless an array of a type by NumPy's name and a shape is [..., K] of floats."""
+    if not shape or name not in FLOATS:
         floats = "[..., K] of float16, float32, float64 or bfloat16"
-        raise TypeError(f"{who}: expected {floats}, got {dtype} of shape {shape}")
+        raise TypeError(f"{who}: expected {floats}, got {name} of shape {tuple(shape)}")
 
 
 def like(x: object, y: Array, bfloat16: bool = False) -> Any:
@@ -144,56 +144,3 @@ def like(x: object, y: Array, bfloat16: bool = False) -> Any:
 def rounds_itself(x: object, name: str) -> bool:
     """Whether a host y of this type is float32 to NumPy, and bfloat16 by x's library: torch needs no ml_dtypes."""
     return name == "bfloat16" and torch_of(x) is not None
-
-
-def current_stream() -> int:
-    """The handle of CuPy's current stream."""
-    import cupy
-
-    handle: int = cupy.cuda.get_current_stream().ptr
-    return handle
-
-
-def stream_of(x: Any) -> AbstractContextManager[None]:
-    """Make x's device and the stream of its library current: torch's own stream, else CuPy's.
-
-    Other libraries order their stream with ours themselves, when DLPack hands the array over.
-    """
-    torch = torch_of(x)
-    stream = None if torch is None else lambda device: int(torch.cuda.current_stream(device).cuda_stream)
-    return on_device(int(x.__dlpack_device__()[1]), stream)
-
-
-@contextmanager
-def on_device(device: int, stream: Callable[[int], int] | None = None) -> Iterator[None]:
-    """Make a device current, and a stream of it, by its raw handle: `stream` of the device; CuPy's own without."""
-    import cupy
-
-    with cupy.cuda.Device(device):
-        if stream is None:
-            yield
-        else:
-            with on_stream(stream(device)):
-                yield
-
-
-@contextmanager
-def on_stream(handle: int) -> Iterator[None]:
-    """Make a raw stream handle CuPy's current stream."""
-    import cupy
-
-    if cupy.cuda.get_current_stream().ptr == handle:
-        yield
-        return
-    with cupy.cuda.Stream.from_external(_RawStream(handle)):
-        yield
-
-
-class _RawStream:
-    """A raw stream handle with the CUDA stream protocol, which older torch streams lack."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle

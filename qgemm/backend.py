@@ -73,6 +73,15 @@ class Backend(Products[Kind], Protocol[Kind]):
     def rows(self, w: Kind, index: NDArray[np.int64], dtype: DType, /) -> Any:
         """Rows of a matrix by an index that is valid, decoded: a new array [*index.shape, K]."""
 
+    def from_bytes(self, rows: Array, fmt: Format, shape: tuple[int, ...], name: str, /) -> Any:
+        """Weights of a shape over bytes in the layout of a file, uint8 [..., N, bytes of a row]."""
+
+    def array(self, values: NDArray[Any], /) -> Any:
+        """Values of the host as an array on the device."""
+
+    def gated(self, function: str, gate: Any, up: Any, /) -> Any:
+        """y = function(gate) * up of two products, float32 arrays of one library and shape."""
+
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str, /) -> None:
         """An error that names `who`, unless this backend multiplies by weights of a format and shape."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -13,6 +13,8 @@ from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 
+from .arguments import Array
+from .arrays import on_cuda
 from .backend import backend
 from .errors import ShapeError
 from .formats import format_named
@@ -23,7 +25,7 @@ from .sharding import ROWS, shares
 class Tensor(Packed):
     """Weights [..., N, K] packed along K; immutable. x @ tensor.T is `qgemm.matmul(x, tensor)`.
 
-    Comes from `qgemm.open(path)[name]` (blocks are then a view of the mapped file) or from `qgemm.quantize`.
+    Comes from `qgemm.open(path)[name]` (blocks are then a view of the mapped file), `qgemm.quantize` or `from_bytes`.
     Indexing the leading axes gives Tensors that share the blocks: rows of an embedding, experts of a layer.
     """
 
@@ -52,6 +54,38 @@ class Tensor(Packed):
                 f"{self.format} of shape {shape} needs blocks {self._block_shape} of {self.format.dtype}, "
                 f"got {blocks.shape} of {blocks.dtype}"
             )
+
+    @classmethod
+    def from_bytes(
+        cls, bytes: Array | bytes | memoryview, format: Format | str, shape: Sequence[int], name: str = ""
+    ) -> Any:
+        """Weights [..., N, K] from their bytes in the layout of a .gguf file: rows of blocks, one after the other.
+
+        bytes: uint8 [..., N, bytes of a row] or [all bytes], of NumPy, CuPy, torch or another library with DLPack, or
+        any buffer of the host, such as `bytes`. format: a Format or the name of one, in any case. shape: in weights.
+
+        On the host the result is a Tensor over the same memory, which must not change from then on; bytes are copied
+        only where those of a row lie apart. From a CUDA array [N, K] becomes a DeviceTensor, [E, N, K] DeviceExperts,
+        on the device of `bytes`, in memory of its library and on its current stream: tiles are new memory, so that
+        `bytes` can be freed; matrices of plain formats (f32, f16, bf16) stay where they are.
+
+        TypeError unless `bytes` are of uint8. ShapeError unless their number fits the shape and K is whole blocks.
+        UnsupportedError for an unknown format, and on a GPU for a format without tiles.
+        """
+        fmt, shape = format_named(format), tuple(map(int, shape))
+        who = f"tensor {name}" if name else "bytes"
+        if not shape:
+            raise ShapeError(f"{who}: weights have at least one axis, got shape ()")
+        fitting = *shape[:-1], fmt.blocks_in(shape[-1], name and who) * fmt.block_bytes
+        raw: Any = bytes if hasattr(bytes, "dtype") else np.frombuffer(bytes, np.uint8)
+        if str(raw.dtype).removeprefix("torch.") != "uint8":
+            raise TypeError(f"{who}: the bytes of packed weights are of uint8, got {raw.dtype}")
+        if tuple(raw.shape) not in (fitting, (prod(fitting),)):
+            size = prod(fitting)
+            expected = f"weights {shape} of {fmt} are bytes {fitting} or ({size},)"
+            raise ShapeError(f"{who}: {expected}, got {tuple(raw.shape)}")
+        rows = raw if tuple(raw.shape) == fitting else raw.reshape(fitting)
+        return backend("cuda" if on_cuda(raw) else "cpu").from_bytes(rows, fmt, shape, name)
 
     @property
     def blocks(self) -> Blocks:

@@ -10,24 +10,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import Array, Epilogue, Gated, Weights, check_out
-from .arrays import as_cupy, as_numpy, as_target, check_no_grad, like, on_cuda, stream_of, torch_of, written
-from .backend import PRODUCTS
+from .arrays import as_cupy, as_numpy, as_target, check_no_grad, like, on_cuda, torch_of, written
+from .backend import PRODUCTS, backend
 from .codec.float_types import DType
 from .codec.format import float_dtype, float_name
 from .errors import UnsupportedError
-from .gating import gated_by
 from .packed import Packed, multiplied
 from .placement import misplaced, prepared_for
 from .tensor import Tensor
-
-if TYPE_CHECKING:
-    import cupy
 
 
 class View(Packed, ABC):
@@ -70,10 +66,10 @@ class Reordered(View):
     Each product gathers x's columns first, by x's own library on its own stream: M * K values are moved beside N * K
     weights that are read. "a8" quantizes x after that, so activations that are quantized already do not fit.
 
-    columns: [K], where column j of the packed matrix stands in W; int32, on a GPU a CuPy array.
+    columns: [K], where column j of the packed matrix stands in W; int32, on a GPU an array of CuPy or torch.
     """
 
-    def __init__(self, tensor: Any, columns: NDArray[np.int32] | cupy.ndarray) -> None:
+    def __init__(self, tensor: Any, columns: Any) -> None:
         super().__init__(tensor)
         self.columns = columns
         self._torch: Any = None  # the columns as a tensor of torch, made at first use
@@ -91,10 +87,7 @@ class Reordered(View):
         """The same on the current CUDA device: tiles, and the order beside them."""
         if not isinstance(self.tensor, Tensor):
             return self
-        packed = self.tensor.to_device()
-        import cupy
-
-        return Reordered(packed, cupy.asarray(self.columns))
+        return Reordered(self.tensor.to_device(), backend("cuda").array(self.columns))
 
     def gathered(self, x: Any) -> Any:
         """x [..., K] in the order of the packed matrix, a new array of x's library; as it is if it has no K columns."""
@@ -130,7 +123,7 @@ class Scaled(View):
     factor: a number, or [N] float32. divides: whether it divides.
     """
 
-    def __init__(self, tensor: Any, factor: float | NDArray[np.float32] | cupy.ndarray, divides: bool = False) -> None:
+    def __init__(self, tensor: Any, factor: Any, divides: bool = False) -> None:
         super().__init__(tensor)
         self.factor, self.divides = factor, divides
 
@@ -157,10 +150,8 @@ class Scaled(View):
         """The same on the current CUDA device; the factor beside the tiles."""
         if not isinstance(self.tensor, Tensor):
             return self
-        packed = self.tensor.to_device()
-        import cupy
-
-        return Scaled(packed, cupy.asarray(np.asarray(self.factor, np.float32)), self.divides)
+        factor = backend("cuda").array(np.asarray(self.factor, np.float32))
+        return Scaled(self.tensor.to_device(), factor, self.divides)
 
     def product(
         self, x: Array, activation: str | None, bias: Array | None, residual: Array | None, out: Array | None,
@@ -254,11 +245,5 @@ def gated_apart(
         raise misplaced(x, gated.up)
     y_gate = multiplied(x, gate, activation, bias)
     y_up = multiplied(x, gated.up, activation, gated.bias)
-    if on_cuda(y_gate):
-        import cupy
-
-        with stream_of(y_gate):
-            y = gated_by(gated.function, as_cupy(y_gate), as_cupy(y_up), cupy)
-            return handed_back(like(y_gate, y), out, dtype)
-    y = gated_by(gated.function, as_numpy(y_gate, "y"), as_numpy(y_up, "y"))
-    return handed_back(like(y_gate, y), out, dtype)
+    y = backend("cuda" if on_cuda(y_gate) else "cpu").gated(gated.function, y_gate, y_up)
+    return handed_back(y, out, dtype)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import gpus
 
+if os.environ.get("QGEMM_WITHOUT_CUPY") == "1":  # as on a machine that has torch alone
+    sys.modules["cupy"] = None  # type: ignore[assignment]  which makes `import cupy` fail
 if "PYTEST_XDIST_WORKER" in os.environ:  # NumPy and CUDA read these variables when they are loaded
     for library in ("OPENBLAS", "OMP", "MKL"):  # the last two are PyTorch's
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")  # workers share the cores

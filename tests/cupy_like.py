@@ -5,13 +5,12 @@ With it tests/test_plans.py runs whole calls without a GPU, on kernels that it c
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
+import driver_like
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
@@ -25,22 +24,6 @@ class Memory:
 
     def __init__(self, pointer: int, device: int) -> None:
         self.ptr, self.device_id, self.device = pointer, device, Device(device)
-
-    def copy_from_host_async(self, pointer: int, size: int, stream: Any) -> None:
-        ctypes.memmove(self.ptr, pointer, size)
-
-
-class Event:
-    """cupy.cuda.Event: all work is done when a call returns."""
-
-    def __init__(self, disable_timing: bool = False) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def record(self, stream: Any) -> None:
-        pass
 
 
 class ndarray(NDArrayOperatorsMixin):
@@ -183,6 +166,18 @@ class Device:
         Device.current = self.before
 
 
+class Driver(driver_like.Driver):
+    """A driver that shares the current device with CuPy."""
+
+    @property
+    def current(self) -> int:
+        return Device.current
+
+    @current.setter
+    def current(self, number: int) -> None:
+        Device.current = number
+
+
 def asarray(values: Any, dtype: Any = None) -> ndarray:
     """A copy on the current device."""
     host = np.asarray(values.get() if isinstance(values, ndarray) else values, dtype)
@@ -207,19 +202,13 @@ def may_share_memory(first: ndarray, second: ndarray) -> bool:
 
 
 def install(monkeypatch: Any) -> ModuleType:
-    """Put a module in CuPy's place, for a test -> the module."""
-    cupy = ModuleType("cupy")
-    stream = SimpleNamespace(ptr=7, synchronize=lambda: None)
-
-    @contextmanager
-    def own_stream(non_blocking: bool):
-        yield SimpleNamespace(synchronize=lambda: None)
-
+    """Put a module in CuPy's place and a driver in CUDA's, for a test -> the module."""
+    cupy, driver = ModuleType("cupy"), driver_like.install(monkeypatch, Driver())
+    stream = SimpleNamespace(ptr=7)
     cuda = SimpleNamespace(
         Device=Device,
-        Stream=own_stream,
-        Event=Event,
         alloc_pinned_memory=bytearray,
+        driver=driver,
         get_current_stream=lambda: stream,
         runtime=SimpleNamespace(getDevice=lambda: Device.current, getDeviceCount=lambda: 2),
     )

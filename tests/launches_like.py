@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from itertools import count
-from types import SimpleNamespace
 
 import cupy_like
 import numpy as np
@@ -15,7 +14,6 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda import activations, libraries
 from qgemm.cuda.call import plan, products, replay
 from qgemm.cuda.driver import workspace as workspaces
-from qgemm.cuda.kernels import panels
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, Gpu
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.gating import gated_by
@@ -129,6 +127,7 @@ def installed(monkeypatch) -> Gpus:
     monkeypatch.setattr(plan, "launch", gpus.launch)
     monkeypatch.setattr(plan, "epilogue_launch", gpus.epilogue_launch)
     monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
+    monkeypatch.setattr(products, "gate_launch", gpus.gate_launch)
     for module, name, target in (
         (plan, "quantize_launch", Q8_1),
         (activations, "quantize_launch", Q8_1),
@@ -137,8 +136,6 @@ def installed(monkeypatch) -> Gpus:
     ):
         monkeypatch.setattr(module, name, gpus.transform(target))
     monkeypatch.setattr(workspaces, "_workspaces", {})
-    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
-    monkeypatch.setattr(panels, "on_stream", None)
 
     def counted(*args, **kwargs):
         gpus.slow_paths += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import partial
-from types import SimpleNamespace
 
 import cupy_like
 import numpy as np
@@ -60,7 +59,6 @@ def install(monkeypatch):
     monkeypatch.setattr(libraries, "LIBRARIES", libraries_seen := {})
     monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
     monkeypatch.setattr(workspaces, "_workspaces", {})
-    monkeypatch.setattr(workspaces, "driver", lambda: SimpleNamespace(cuThreadExchangeStreamCaptureMode=lambda _: 0))
 
 
 def on_device(w: qgemm.Tensor) -> DeviceExperts:

@@ -23,12 +23,12 @@ LAZY = {
 }  # fmt: skip
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (
-    "problem configs",
+    "devices toolkit problem configs",
     "layout",
     "jit",
-    "driver",
+    "driver libraries",
     "kernels",
-    "libraries upload rows tensor activations encode",
+    "upload rows tensor activations encode",
     "planes call prepare",
 )
 

@@ -64,14 +64,13 @@ def test_messages_name_extras_that_there_are():
 def test_extras_of_one_cuda_version(cuda):
     """Extras install the CUDA libraries that qgemm loads: cuBLAS for panels, NVRTC, the runtime with its headers."""
     requirements = {r.name: r for r in map(Requirement, EXTRAS[f"cuda{cuda}"])}
-    assert set(requirements) == {f"cupy-cuda{cuda}x", "cuda-toolkit", "cuda-bindings"}
+    assert set(requirements) == {f"cupy-cuda{cuda}x", "cuda-toolkit"}
     assert requirements["cuda-toolkit"].extras == {"cublas", "cudart", "nvjitlink", "nvrtc"}
     assert requirements[f"cupy-cuda{cuda}x"].extras == set()  # [ctk] is cuFFT, cuRAND, cuSOLVER and cuSPARSE as well
-    for name in ("cuda-toolkit", "cuda-bindings"):
-        versions = requirements[name].specifier
-        assert versions.contains(f"{cuda}.9")
-        assert not versions.contains(f"{int(cuda) - 1}.9")
-        assert not versions.contains(f"{int(cuda) + 1}.0")
+    versions = requirements["cuda-toolkit"].specifier
+    assert versions.contains(f"{cuda}.9")
+    assert not versions.contains(f"{int(cuda) - 1}.9")
+    assert not versions.contains(f"{int(cuda) + 1}.0")
 
 
 LEFT_OUT = re.compile(r"\b(cp|cupy)(\(\))?\.(random|fft|linalg)\b|\bcupyx\b")  # parts of CuPy that load other libraries

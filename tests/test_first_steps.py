@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import bootstrap
+import driver_like
 import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
@@ -15,6 +16,7 @@ from helpers import EXCERPT
 
 import qgemm
 from qgemm.arguments import PreparedActivations
+from qgemm.cuda import devices
 from qgemm.cuda.driver import device
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.formats import GGML_TYPES
@@ -87,7 +89,8 @@ def test_a_device_without_cupy_says_which_extra(monkeypatch):
     """The error names the extra for an array on a device too; weights of the host name the missing part."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(device, "driver_cuda", lambda: (13, 0))
-    extra = r"needs a GPU and CuPy: CuPy is not installed: pip install '[\w-]+\[cuda13\]'$"
+    missing = "neither CuPy nor a torch with CUDA is installed"
+    extra = rf"needs a GPU and CuPy or torch: {missing}: pip install '[\w-]+\[cuda13\]'$"
     with pytest.raises(qgemm.UnsupportedError, match=rf"^to_device\(\) {extra}"):
         W.to_device()
     for use in (lambda: qgemm.quantize(OnCuda(), "q4_0"), lambda: qgemm.quantize_activations(OnCuda())):
@@ -112,28 +115,48 @@ def test_the_extra_is_that_of_the_driver(driver, monkeypatch):
     if extra == "nvrtc":
         assert re.match("no NVIDIA driver was found|the NVIDIA driver runs CUDA 11.8, and", status.detail)
     else:
-        assert status.detail == f"CuPy is not installed: {pip_install(extra)}"
+        assert status.detail == f"neither CuPy nor a torch with CUDA is installed: {pip_install(extra)}"
 
 
 def test_without_a_driver_cupy_is_not_to_blame(monkeypatch):
-    class Runtime:
-        def getDeviceCount(self):
-            raise RuntimeError("cudaErrorInsufficientDriver")
+    """With CuPy, and with a driver that finds no device."""
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(__version__="14"))
 
-    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=Runtime()))
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(device, "DRIVER", "libno_such_library.so.1")
+    def missing():
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(devices, "driver", missing)
     assert device.driver_cuda() is None
-    assert device.status().detail.startswith("no usable NVIDIA GPU: no NVIDIA driver was found")
+    assert device.status().detail == "no usable NVIDIA GPU: no NVIDIA driver was found (libcuda.so.1)"
+    fake = driver_like.install(monkeypatch)
+    fake.cuInit = lambda flags: 100
     monkeypatch.setattr(device, "driver_cuda", lambda: (12, 4))
-    assert device.status().detail.endswith("cudaErrorInsufficientDriver (the driver runs CUDA 12.4)")
+    assert device.status().detail.endswith("CUDA driver error 100 (the driver runs CUDA 12.4)")
+
+
+@pytest.mark.parametrize("library", ["CuPy", "torch"])
+def test_the_state_names_the_library_of_arrays(library, monkeypatch):
+    """CuPy, or torch alone; one built for the CPU is none."""
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(__version__="14") if library == "CuPy" else None)
+    torch = SimpleNamespace(__version__="2.11", version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(device, "driver_cuda", lambda: (13, 1))
+    monkeypatch.setattr(device.nvrtc, "nvrtc_version", lambda: (13, 0))
+    driver_like.install(monkeypatch)
+    status = device.status()
+    version = {"CuPy": "14", "torch": "2.11"}[library]
+    assert status.detail == f"2 x Stand-in (sm_90a), {library} {version}, NVRTC 13.0"
+    facts = {"device": "Stand-in", "arch": "sm_90a", "driver_cuda": "13.1", library.lower(): version, "nvrtc": "13.0"}
+    assert status == qgemm.Status(True, status.detail, facts)
+    torch.version.cuda = None
+    assert device.status().available is (library == "CuPy")
 
 
 def on_device(shape=(5, 64)) -> DeviceTensor:
     """A DeviceTensor as far as one goes without a GPU."""
     tensor = DeviceTensor.__new__(DeviceTensor)
     tensor.format, tensor.shape, tensor.name = W.format, shape, "w"
-    tensor.data = SimpleNamespace(device=SimpleNamespace(id=0))
+    tensor.device = 0
     return tensor
 
 

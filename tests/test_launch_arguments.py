@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import re
 import struct
-import sys
 import threading
 import time
-from contextlib import contextmanager, nullcontext
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
+import driver_like
 import pytest
 
 import qgemm
@@ -88,18 +88,15 @@ def entered_with(config, function, addresses, extra):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """A launch with two pointers, and its fake driver, whose `enter` is replaced by tests."""
-    fake = SimpleNamespace(cuFuncSetAttribute=lambda *_: 0, cuLaunchKernelEx=lambda *args: fake.enter(*args))
-    monkeypatch.setattr(launch, "driver", lambda: fake)
-    monkeypatch.setattr(launch, "_compute_capability", lambda: 90)
+    """A launch with two pointers on cuda:3, and its driver, whose `enter` is replaced by tests."""
+    fake = driver_like.install(monkeypatch)
+    fake.cuLaunchKernelEx = lambda *args: fake.enter(*args)
     pointers = (ctypes.c_void_p * 2)()
     first, second = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
     sizes = ctypes.c_int64(5)
-    current = []
-    with monkeypatch.context() as patch:
-        patch.setattr(launch, "_make_context_current", lambda: current.append(True))
-        kernel_launch = launch.Launch(SimpleNamespace(ptr=1), 1, 32, 0, (second, sizes, first), pointers, 2)
-    assert current, (
+    function = SimpleNamespace(ptr=1, device=3)
+    kernel_launch = launch.Launch(function, 1, 32, 0, (second, sizes, first), pointers, 2)
+    assert fake.current == 3, (
         "a thread that has launched nothing yet has no context, without which the function has no attributes"
     )
     return kernel_launch, fake
@@ -107,14 +104,12 @@ def launched(monkeypatch):
 
 def test_a_thread_without_a_context_gets_one(launched, monkeypatch):
     """The driver refuses its first launch; other errors are raised."""
-    (kernel_launch, fake), statuses, set_devices, entered = launched, [], [], []
+    (kernel_launch, fake), statuses, entered = launched, [], []
     fake.enter = lambda *args: entered.append(entered_with(*args)) or statuses.pop(0)
-    runtime = SimpleNamespace(getDevice=lambda: 3, setDevice=set_devices.append)
-    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
-    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
-    for statuses[:], expected in (([0], []), ([launch.INVALID_CONTEXT, 0], [3])):
+    for statuses[:], expected in (([0], None), ([launch.INVALID_CONTEXT, 0], 3)):
+        fake.current = None
         kernel_launch(7, 100, 200)
-        assert set_devices == expected
+        assert fake.current == expected
     for stream, attributes, _, values in entered:
         assert (stream, attributes, values) == (7, [launch.PROGRAMMATIC_STREAM_SERIALIZATION], [200, 5, 100])
     assert len(entered) == 3
@@ -143,24 +138,29 @@ def test_launches_are_captured_into_a_graph_and_entered_at_once(launched, monkey
 
     fake.cuStreamIsCapturing = is_capturing
     fake.cuGraphLaunch = lambda *handles: entered.append([*map(repr, handles)]) or 0
-    begun, ended = [], SimpleNamespace(graphExec=55)
+    own = driver_like.STREAM
 
-    @contextmanager
-    def stream(non_blocking):
-        yield SimpleNamespace(ptr=9, begin_capture=lambda: begun.append(non_blocking), end_capture=lambda: ended)
+    def instantiate(executable, *_):
+        executable._obj.value = 55
+        return 0
 
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Stream=stream)))
-    monkeypatch.setattr(graph, "driver", lambda: fake)
-    monkeypatch.setattr(graph, "relaxed_capture", nullcontext)
+    destroyed = []
+    fake.cuGraphInstantiateWithFlags = instantiate
+    fake.cuGraphExecDestroy = lambda executable: destroyed.append(executable.value)
+    fake.calls.clear()
     enter = graph.graph_of([(kernel_launch, (7, 100, 200)), (kernel_launch, (7, 300, 400))])
-    assert begun == [True]
-    assert entered == [(9, [200, 5, 100]), (9, [400, 5, 300])]
+    steps = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuStreamDestroy_v2", "cuGraphDestroy"]
+    assert [name for name in fake.calls if name in steps] == steps
+    assert entered == [(own, [200, 5, 100]), (own, [400, 5, 300])]
     entered.clear()
     assert enter() == 0
     assert entered == [["<cparam 'P' (0x37)>", "<cparam 'P' (0x7)>"]]
     status[0] = 1
     assert enter() != 0
     assert len(entered) == 1
+    del enter
+    gc.collect()
+    assert destroyed == [55]
 
 
 def test_threads_launch_with_arguments_of_their_own(launched):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import cache
+from types import SimpleNamespace
 
 import harness
 import numpy as np
@@ -14,8 +15,9 @@ from moe_on_host import Launch as LaunchOfStruct
 
 import qgemm
 from qgemm.codec.format import float_dtype
+from qgemm.cuda import libraries
 from qgemm.cuda.kernels import dot_floats, panels, routes, transforms
-from qgemm.cuda.problem import C_TYPES, Output, Problem
+from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Output, Problem
 from qgemm.gating import gated_by
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -45,9 +47,11 @@ class Cublas:
 
     def multiply(self, stream, x, w, y, alpha):
         assert x.dtype == w.dtype
-        assert y.dtype in (np.float32, x.dtype)
-        self.types.append((x.dtype.name, y.dtype.name))
-        y[...] = alpha * (x.astype(np.float32) @ w.astype(np.float32).T)
+        assert y.dtype in ("float32", x.dtype)
+        self.types.append((x.dtype, y.dtype))
+        left, right = (array_at(m.pointer, (m.rows, m.columns), m.dtype).astype(np.float32) for m in (x, w))
+        for row, values in enumerate(alpha * (left @ right.T)):
+            array_at(y.pointer + row * y.pitch * ITEMSIZE[y.dtype], (y.columns,), y.dtype)[...] = values
 
 
 @pytest.fixture
@@ -58,10 +62,14 @@ def cublas(monkeypatch):
     monkeypatch.setattr(panels, "Launch", Launch)
     monkeypatch.setattr(panels, "cublas", lambda device: library)
     monkeypatch.setattr(panels, "relaxed_capture", nullcontext)
-    monkeypatch.setattr(panels, "on_stream", nullcontext)
-    monkeypatch.setattr(panels, "array_at", lambda pointer, shape, dtype: array_at(pointer, shape, dtype.name))
+    arrays = SimpleNamespace(
+        stream_context=lambda stream, device: nullcontext(),
+        array_at=lambda pointer, shape, name, device: array_at(pointer, shape, name),
+        assign=libraries._assign,
+    )
+    monkeypatch.setattr(panels, "default_library", lambda: arrays)
 
-    def scratch(device, stream, nbytes):
+    def scratch(arrays, device, stream, nbytes):
         memory = np.full(nbytes, 0xFF, np.uint8)
         return memory, memory.ctypes.data
 
@@ -104,7 +112,7 @@ def test_sums_are_exact_products_of_any_types(fmt, x_type, m, cublas, monkeypatc
             )  # fmt: skip
             p = Problem(fmt, "a16", m, n, k, 90, C_TYPES[x_type], (output,))
             kernel = routes.route(p).kernel
-            same = panels.plain_dtype(fmt) == x.dtype
+            same = panels.plain_type(fmt) == x.dtype.name
             assert kernel.name == ("gemv_floats" if m <= 8 and not same else "cublas")
             monkeypatch.setattr(dot_floats, "Launch", HostLaunch)
             launch = kernel.launch(p, kernel.choose(p))

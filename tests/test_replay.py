@@ -12,7 +12,7 @@ import qgemm
 from qgemm import routing
 from qgemm.cuda.call import grouped, plan, replay
 from qgemm.cuda.call.arrays import NULL, Call, Pointer
-from qgemm.cuda.libraries import cupy_library
+from qgemm.cuda.libraries import default_library
 
 K = 64
 WEIGHTS = 0x1000
@@ -39,7 +39,7 @@ def recorded(arrays, launches, outputs=1, outs=0, reads=(16,), scratch=()):
     """A call on arrays, x, outputs and others, as the slow path leaves it."""
     bases = len(arrays) + 1
     call = Call(
-        arrays[0], cupy_library(), 0, 7,
+        arrays[0], default_library(), 0, 7,
         [0, *(array.data.ptr for array in arrays), *([0] * len(scratch))],
         [0, *(array.nbytes for array in arrays), *scratch],
         [1, *reads, *([1] * (bases + len(scratch) - 1 - len(reads)))], True,

@@ -83,6 +83,3 @@ def test_an_unsupported_index_is_refused(host):
     for wrong, dtype in ((index.astype(np.int32), "float32"), (index[::2], "float32"), (index, "float64")):
         with pytest.raises(qgemm.UnsupportedError, match=r"float16, bfloat16.* by a contiguous index of int64; got"):
             w.rows(wrong, dtype)
-    plain = DeviceTensor(qgemm.FORMATS["f16"], (4, 4), cupy_like.zeros((4, 4), np.float16))
-    with pytest.raises(qgemm.UnsupportedError, match="rows are gathered of tiles"):
-        plain.rows(index)

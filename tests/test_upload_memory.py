@@ -5,7 +5,10 @@ CuPy is NumPy with a count of the allocated bytes, and the kernel is the rule of
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import weakref
+from functools import partial
 
 import cupy_like
 import numpy as np
@@ -13,7 +16,8 @@ import pytest
 from helpers import bytes_as_blocks
 
 import qgemm
-from qgemm.cuda import upload
+from qgemm import cuda
+from qgemm.cuda import libraries, upload
 from qgemm.cuda.layout import tile as tiles
 
 ROWS, BLOCKS = 700, 9
@@ -40,19 +44,22 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch) -> Counted:
-    cupy, count = cupy_like.install(monkeypatch), Counted()
-    monkeypatch.setattr(cupy, "empty", count.empty)
+    monkeypatch.setattr(libraries, "LIBRARIES", {})
+    cupy_like.install(monkeypatch)
+    count, library = Counted(), libraries.default_library()
+    counting = dataclasses.replace(library, new=lambda shape, dtype, device: partial(count.empty, shape, dtype))
+    monkeypatch.setitem(libraries.LIBRARIES, cupy_like.ndarray, counting)
 
     class Pack:
         @staticmethod
         def load(fmt):
-            def kernel(grid, threads, arguments):
+            def kernel(grid, threads, arguments, stream):
                 source, target, row_absmax, rows, blocks_per_row, _ = arguments
                 size = int(rows * blocks_per_row) * fmt.block_bytes
-                blocks = source._host.reshape(-1)[:size].view(fmt.dtype).reshape(rows, blocks_per_row)
-                packed = tiles.pack(fmt, blocks)
-                target._host.reshape(-1)[: packed.nbytes] = packed.reshape(-1).view(np.uint8)
-                row_absmax._host[: len(blocks)] = tiles.row_absmax(fmt, blocks)
+                blocks = np.frombuffer(ctypes.string_at(source, size), fmt.dtype).reshape(rows, blocks_per_row)
+                for pointer, values in (target, tiles.pack(fmt, blocks)), (row_absmax, tiles.row_absmax(fmt, blocks)):
+                    ctypes.memmove(pointer, values.tobytes(), values.nbytes)
+                assert (source % upload.CHUNK, stream) == (0, 7)
 
             return kernel
 
@@ -76,7 +83,7 @@ def test_blocks_are_packed_through_two_stages_of_a_fixed_size(counted, monkeypat
     monkeypatch.setattr(upload, "STAGING_BYTES", staging := 128 * BLOCKS * fmt.block_bytes)
     expected = device_bytes_of(fmt, blocks)
     memory = cupy_like.ndarray(len(expected), np.uint8)
-    upload.upload_into(fmt, blocks, memory)
+    upload.upload_into(fmt, blocks, memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
     assert 0 < counted.most <= 2 * (staging + 16)
     assert counted.now == 0
@@ -89,14 +96,14 @@ def test_experts_are_packed_one_by_one(counted, name):
     blocks = bytes_as_blocks(fmt, (3, 67, BLOCKS), np.random.default_rng(1))
     expected = b"".join(device_bytes_of(fmt, expert) for expert in blocks)
     memory = cupy_like.ndarray(len(expected), np.uint8)
-    upload.upload_into(fmt, blocks, memory)
+    upload.upload_into(fmt, blocks, memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
     assert counted.most <= 2 * (blocks[0].nbytes + 16)
     if fmt.plain:
         return  # a GPU reads the file's numbers as they are
     raw = cupy_like.asarray(blocks.view(np.uint8).reshape(3, 67, -1))
     memory.fill(1)
-    upload.pack_into(fmt, raw, shape, memory)
+    upload.pack_into(fmt, raw, shape, memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
 
 
@@ -105,6 +112,23 @@ def test_a_matrix_on_the_gpu_is_packed_into_other_memory(counted):
     blocks = bytes_as_blocks(fmt, (ROWS, BLOCKS), np.random.default_rng(2))
     expected = device_bytes_of(fmt, blocks)
     raw, memory = cupy_like.asarray(blocks.view(np.uint8).reshape(ROWS, -1)), cupy_like.ndarray(len(expected), np.uint8)
-    upload.pack_into(fmt, raw, (ROWS, BLOCKS * fmt.weights), memory)
+    upload.pack_into(fmt, raw, (ROWS, BLOCKS * fmt.weights), memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
     assert counted.most == 0
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q6_k", "f16"])
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("axes", [(67,), (3, 67)], ids=str)
+def test_bytes_on_the_gpu_become_weights_there(counted, monkeypatch, name, axes, flat):
+    """By Tensor.from_bytes: into new memory, but for numbers, which stay."""
+    fmt = qgemm.FORMATS[name]
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    blocks = bytes_as_blocks(fmt, (*axes, BLOCKS), np.random.default_rng(3))
+    raw, shape = cupy_like.asarray(blocks.view(np.uint8).reshape(*axes, -1)), (*axes, BLOCKS * fmt.weights)
+    w = qgemm.Tensor.from_bytes(raw.reshape(-1) if flat else raw, name, shape, "a")
+    assert type(w) is (qgemm.DeviceTensor if len(axes) == 1 else qgemm.DeviceExperts)
+    assert (w.format, w.shape, w.name) == (fmt, shape, "a")
+    expected = b"".join(device_bytes_of(fmt, part) for part in blocks.reshape(-1, *blocks.shape[-2:]))
+    assert ctypes.string_at(w.pointer, len(expected)) == expected
+    assert (w.pointer == raw.data.ptr) is fmt.plain

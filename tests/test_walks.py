@@ -7,11 +7,9 @@ runs.
 
 from __future__ import annotations
 
-import ctypes
 import re
 from mmap import mmap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import cupy_like
@@ -50,11 +48,7 @@ def device(monkeypatch):
     """A device of the stand-in, whose driver takes every call -> the names of those calls."""
     called = []
     cupy = cupy_like.install(monkeypatch)
-    names = "cuThreadExchangeStreamCaptureMode", "cuFuncSetAttribute", "cuLaunchKernelEx", "cuTensorMapEncodeTiled"
-    driver = SimpleNamespace(**{name: lambda *_, name=name: called.append(name) or 0 for name in names})
-    for module in (launch, workspace):
-        monkeypatch.setattr(module, "driver", lambda: driver)
-    monkeypatch.setattr(launch, "_make_context_current", lambda: None)
+    cupy.cuda.driver.calls = called
     monkeypatch.setattr(workspace, "_workspaces", {})
     monkeypatch.setattr(load, "_function", lambda *_: (Function(called), False))
     monkeypatch.setattr(cuda, "require", lambda who: None)
@@ -63,26 +57,21 @@ def device(monkeypatch):
     monkeypatch.setattr(replay, "LIBRARIES", libraries_seen)
     for prepare in PREPARING:
         prepare.cache_clear()
-    cupy.cuda.Event = lambda **_: SimpleNamespace(synchronize=lambda: None, record=lambda stream: None)
-    cupy.cuda.alloc_pinned_memory = bytearray
-    cupy.cuda.get_current_stream().synchronize = lambda: None
-    copy = lambda memory, host, size, stream: ctypes.memmove(memory.ptr, host, size)  # noqa: E731
-    monkeypatch.setattr(cupy_like.Memory, "copy_from_host_async", copy, raising=False)
     yield called
     for prepare in PREPARING:
         prepare.cache_clear()
 
 
 class Function:
-    """Stands for a kernel as CuPy has it."""
+    """Stands for a loaded kernel."""
 
-    ptr = 1
+    ptr, device = 1, 0
 
     def __init__(self, called: list[str]) -> None:
         self.called = called
 
     def __call__(self, *_: object) -> None:
-        self.called.append("a kernel by CuPy")
+        self.called.append("a kernel")
 
 
 def matmul(x: Any, w: Any, activation: str) -> Any:
@@ -159,7 +148,7 @@ def test_w_from_the_file_to_tiles(device, tmp_path):
     opened, packed = [], []
     opening = traced(lambda: opened.append(qgemm.open(path)["w"]), kind)
     packing = traced(lambda: packed.append(opened[0].to_device()), kind)
-    assert device == ["a kernel by CuPy"]
+    assert device.count("a kernel") == 1
     assert packed[0].shape == (256, K)
     assert climbs(opening) == climbs(packing) == []
     assert (files(opening)[0], files(packing)[0], files(packing)[-1]) == (

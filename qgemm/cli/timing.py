@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from qgemm.cuda import toolkit
+
 REPEATS = 9  # timed replays; the median of fewer than 7 is not stable
 LOOP_US = 2000  # least duration of a loop on a fast GPU: it spreads the 10 us that a graph needs to start
 MAX_CALLS = 256  # the driver queues about 1000 launches, and a loop without a graph must fit
@@ -150,9 +152,8 @@ class Cublas:
 
     def __init__(self, stream: Any) -> None:
         import cupy
-        from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        self._library = ctypes.CDLL(load_nvidia_dynamic_lib("cublas").abs_path)
+        self._library, _ = toolkit.library("cublas")
         self._handle = ctypes.c_void_p()
         self._workspace = cupy.empty(WORKSPACE, cupy.uint8)
         self._call("cublasCreate_v2", ctypes.byref(self._handle))

@@ -9,7 +9,7 @@ import numpy as np
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.cuda.tensor import DeviceTensor
-from qgemm.cuda.upload import empty_tiles
+from qgemm.cuda.upload import empty_tiles, split
 
 
 def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Blocks:
@@ -37,7 +37,9 @@ def repeated_rows(base: DeviceTensor, shape: tuple[int, int], shift: int) -> Dev
     """A matrix [N, K] of this shape that repeats the rows of `base`, starting from row_block `shift`."""
     if base.row_absmax is None:
         return DeviceTensor(base.format, shape, repeated(base.data, shape[0] // len(base.data), shift))
-    data, row_absmax = empty_tiles(base.format, shape[0], base.format.blocks_in(shape[1]))
+    fmt, (n, k), library = base.format, shape, base.library
+    memory = empty_tiles(fmt, n, fmt.blocks_in(k), library, base.device)
+    data, row_absmax = split(fmt, memory, n, k, library)
     times = -(-len(data) // len(base.data))
     data[...] = repeated(base.data, times, shift)[: len(data)]
     row_absmax[...] = repeated(base.row_absmax.reshape(-1, ROWS), times, shift)[: len(data)].reshape(-1)

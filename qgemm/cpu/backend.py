@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qgemm.arguments import Activation, Array, Weights, check_not_scalar
-from qgemm.arrays import as_numpy
+from qgemm.arrays import as_numpy, like
 from qgemm.backend import PRODUCTS, Status
 from qgemm.codec import search
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, floats
+from qgemm.gating import gated_by
 from qgemm.parallel import threads
 from qgemm.tensor import Tensor
 
@@ -52,6 +53,21 @@ class CpuBackend:
         """A library for each format, and the one that quantizes activations; none where NumPy multiplies."""
         formats = {w.format: None for w in tensors if w.ndim > 1}
         return native.preparation(list(formats), activations)
+
+    def from_bytes(self, rows: Array, fmt: Format, shape: tuple[int, ...], name: str) -> Tensor:
+        """A Tensor over the memory of bytes; over a copy where the bytes of a row lie apart."""
+        memory = as_numpy(rows, "bytes")
+        blocks = (memory if memory.strides[-1] == 1 else np.ascontiguousarray(memory)).view(fmt.dtype)
+        blocks.flags.writeable = False
+        return Tensor(fmt, shape, blocks, name)
+
+    def array(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The values themselves."""
+        return values
+
+    def gated(self, function: str, gate: Array, up: Array) -> Any:
+        """y = function(gate) * up of two products."""
+        return like(gate, gated_by(function, as_numpy(gate, "y"), as_numpy(up, "y")))
 
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
         """Nothing to check: the host holds tensors of any format and shape."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qgemm.arguments import Activation, PreparedActivations
-from qgemm.arrays import as_cupy, like, stream_of
+from qgemm.arrays import check_floats, like
 from qgemm.codec.format import Blocks
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUP_COLUMNS
@@ -17,7 +17,7 @@ from qgemm.codec.q8_1_f32 import FORMAT
 from .kernels.activations import quantize_groups_launch, quantize_launch
 from .layout import group_activations
 from .layout.q8_1_k_blocks import BLOCKS, DTYPE, ORDER, nbytes
-from .libraries import Library, cupy_library, library_of
+from .libraries import Library, library_of, on_device_of
 from .problem import C_TYPES
 
 ALIGNMENT = 16  # bytes: kernels read x in pieces of this size
@@ -26,9 +26,9 @@ ALIGNMENT = 16  # bytes: kernels read x in pieces of this size
 class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
-    data: bytes, an array of the library of `like`, the caller's array: y becomes one too. Bytes for "a8" are tiles
-    [tiles along K, rows, bytes of DTYPE], for groups those of layout/group_activations.py. library: reads data without
-    DLPack; None if only DLPack does. activation: the one that multiplies them.
+    data: bytes, an array of the library of `like`, the caller's array: y becomes one too. pointer: their address. Bytes
+    for "a8" are tiles [tiles along K, rows, bytes of DTYPE], for groups those of layout/group_activations.py. library:
+    reads data, by DLPack where it is of another library. activation: the one that multiplies them.
     dtype: float16 if the caller's array had that type, which then holds the activations too; else float32.
     """
 
@@ -36,18 +36,19 @@ class DeviceActivations(PreparedActivations):
         self,
         shape: tuple[int, ...],
         data: Any,
+        pointer: int,
         like: Any,
         dtype: str,
-        library: Library | None,
+        library: Library,
         activation: Activation = "a8",
     ) -> None:
         self.shape, self.data, self.like, self.library, self.activation = shape, data, like, library, activation
         self.dtype = np.dtype(np.float16 if dtype == "float16" else np.float32)
-        self.pointer: int = (library or cupy_library()).pointer(data)
+        self.pointer = pointer
 
     def blocks(self) -> Blocks:
         """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes."""
-        rows, data = prod(self.shape[:-1]), (self.library or cupy_library()).host(self.data)
+        rows, data = prod(self.shape[:-1]), self.library.host(self.library.wrap(self.data))
         if self.activation in GROUP_COLUMNS:
             return group_activations.blocks_of(data, rows, self.shape[-1], GROUP_COLUMNS[self.activation])
         tiles = data.view(DTYPE).reshape(-1, rows).T
@@ -63,14 +64,16 @@ def quantized(x: Any, activation: Activation = "a8") -> DeviceActivations:
     library = library_of(x)
     if library is not None and _in_place(x, library):
         data = _blocks(x, library, activation)
-        return DeviceActivations(tuple(x.shape), data, x, library.name(x.dtype), library, activation)
-    with stream_of(x):
-        array, reader = as_cupy(x), cupy_library()
-        array = array if array.dtype.name in C_TYPES else reader.cast(array, "float32")
+        pointer = library.pointer(data)
+        return DeviceActivations(tuple(x.shape), data, pointer, x, library.name(x.dtype), library, activation)
+    with on_device_of(x) as (array, reader, _):
+        check_floats(reader.name(array.dtype), array.shape)
+        array = array if reader.name(array.dtype) in C_TYPES else reader.cast(array, "float32")
         data = _blocks(array, reader, activation)
-        if library is not None:
-            data = like(x, data)
-        return DeviceActivations(array.shape, data, x, array.dtype.name, library, activation)
+        pointer = reader.pointer(data)
+        if library is None:
+            data = like(x, data)  # so that no plan of another library serves it
+        return DeviceActivations(tuple(array.shape), data, pointer, x, reader.name(array.dtype), reader, activation)
 
 
 def _in_place(x: Any, library: Library) -> bool:

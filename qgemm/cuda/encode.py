@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from qgemm.arguments import Array
-from qgemm.arrays import as_cupy, on_cuda, stream_of
+from qgemm.arrays import check_floats, on_cuda
 from qgemm.codec.format import Format
 from qgemm.codec.search import check_importance
 from qgemm.errors import ShapeError, UnsupportedError
@@ -25,11 +26,9 @@ from .kernels.transforms import (
     encodes_groups,
     encodes_weighted,
 )
-from .problem import C_TYPES, c_type, gpu
+from .libraries import Library, library_or_default, on_device_of
+from .problem import C_TYPES, gpu
 from .tensor import DeviceTensor
-
-if TYPE_CHECKING:
-    import cupy
 
 CTAS = 8  # CTAs of an SM, which draw work items of blocks until none is left
 
@@ -39,76 +38,82 @@ def quantize(x: Array, fmt: Format, importance: ArrayLike | None = None) -> Devi
 
     importance: [K] or [N, K], on the host or on the device.
     """
-    import cupy
-
     check(fmt, importance is not None)
-    with stream_of(x):
-        array = as_cupy(x)
+    with on_device_of(x) as (array, library, device):
+        name = library.name(array.dtype)
+        check_floats(name, array.shape)
         if array.ndim != 2:
-            raise ShapeError(f"only a matrix (N, K) is packed into tiles, got an array of shape {array.shape}")
-        values = array if array.dtype.name in C_TYPES else array.astype(np.float32)
-        count = fmt.blocks_in(array.shape[1])
-        weights = None if importance is None else _importance(array.shape, importance)
-        blocks, checks = encode(cupy.ascontiguousarray(values), c_type(values.dtype), fmt, weights)
-        refused = checks.get().view(ENCODE_STATS)["refused"].min(initial=len(array) * count)
-        fmt.check_first(array, int(refused), cupy.asnumpy, weights)
-        return DeviceTensor(fmt, array.shape, *upload.pack(fmt, blocks, len(array), count))
+            raise ShapeError(f"only a matrix (N, K) is packed into tiles, got an array of shape {tuple(array.shape)}")
+        n, k = array.shape
+        values = array if name in C_TYPES else library.cast(array, "float32")
+        count = fmt.blocks_in(k)
+        weights = None if importance is None else _importance((n, k), importance, library, device)
+        blocks, checks = encode(_contiguous(values, library), C_TYPES.get(name, "float"), fmt, weights)
+        refused = library.host(checks).view(ENCODE_STATS)["refused"].min(initial=n * count)
+        fmt.check_first(array, int(refused), library.host, weights)
+        memory = upload.pack(fmt, blocks, n, count, library, device)
+        return DeviceTensor(fmt, (n, k), *upload.split(fmt, memory, n, k, library))
 
 
-def _importance(shape: tuple[int, ...], importance: Any) -> cupy.ndarray:
+def _importance(shape: tuple[int, int], importance: Any, library: Library, device: int) -> Any:
     """An importance of values of this shape as contiguous float32 on the current device, once it is checked."""
-    import cupy
-
-    values = as_cupy(importance) if on_cuda(importance) else cupy.asarray(np.asarray(importance, np.float32))
-    weights = cupy.ascontiguousarray(values.astype(np.float32, copy=False))
-    check_importance(shape, weights.shape, bool((cupy.isfinite(weights) & (weights >= 0)).all()))
+    if on_cuda(importance):
+        values = library.cast(library.wrap(importance), "float32")
+    else:
+        values = library.uploaded(np.asarray(importance, np.float32), device)
+    weights = _contiguous(values, library)
+    fine = not prod(weights.shape) or bool(((weights >= 0) & (weights < np.inf)).all())  # which no NaN is
+    check_importance(shape, tuple(weights.shape), fine)
     return weights
 
 
-def encode(
-    values: cupy.ndarray, kind: str, fmt: Format, importance: cupy.ndarray | None = None
-) -> tuple[cupy.ndarray, cupy.ndarray]:
-    """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream.
+def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple[Any, Any]:
+    """Contiguous values, whose type kernels call `kind`, -> their blocks, on the current stream of their library.
 
     importance: float32, for all values, or for a whole number of blocks and then repeated. Both results are bytes on
     the device: the blocks, in whole work items, and a ENCODE_STATS by CTA.
     """
-    import cupy
-
-    groups, item = encodes_groups(fmt), blocks_per_warp(fmt)
-    if groups:  # that kernel spends so much time on a value that a copy does not count
-        values = _as_float32(values, kind)
-    count = values.size // fmt.weights
-    items, warps = -(-count // item), ENCODE_THREADS // 32
-    ctas = min(CTAS * gpu(cupy.cuda.runtime.getDevice()).sms, -(-items // warps))
-    blocks = cupy.empty(items * item * fmt.block_bytes, np.uint8)
-    checks = cupy.empty(ctas * ENCODE_STATS.itemsize, np.uint8)
-    if not count:
+    library = library_or_default(values)
+    device, groups, item = library.device(values), encodes_groups(fmt), blocks_per_warp(fmt)
+    with library.on_device(device):
+        if groups:  # that kernel spends so much time on a value that a copy does not count
+            values = _as_float32(values, kind, library)
+        count = prod(values.shape) // fmt.weights
+        items, warps = -(-count // item), ENCODE_THREADS // 32
+        ctas = min(CTAS * gpu(device).sms, -(-items // warps))
+        blocks = library.scratch(items * item * fmt.block_bytes, device)()
+        checks = library.scratch(ctas * ENCODE_STATS.itemsize, device)()
+        if not count:
+            return blocks, checks
+        values, importance = _aligned(values, library), None if importance is None else _aligned(importance, library)
+        source, *written = map(library.pointer, (values, blocks, checks))
+        if importance is not None:
+            kernel, rows = ENCODE_WEIGHTED.load(fmt, WEIGHTED=1), prod(importance.shape) // fmt.weights
+            arguments: tuple[Any, ...] = source, library.pointer(importance), np.int64(rows), *written
+        elif groups:
+            kernel = ENCODE_GROUPS.load(fmt, WEIGHTED=0)
+            arguments = source, np.uint64(0), np.int64(1), *written
+        else:
+            kernel = ENCODE.load(fmt, In=kind)
+            arguments = source, *written
+        kernel((ctas,), (ENCODE_THREADS,), (*arguments, np.int64(count)), library.stream(device))
         return blocks, checks
-    values, importance = _aligned(values), None if importance is None else _aligned(importance)
-    if importance is not None:
-        kernel = ENCODE_WEIGHTED.load(fmt, WEIGHTED=1)
-        arguments: tuple[Any, ...] = values, importance, np.int64(importance.size // fmt.weights), blocks, checks
-    elif groups:
-        kernel = ENCODE_GROUPS.load(fmt, WEIGHTED=0)
-        arguments = values, np.uint64(0), np.int64(1), blocks, checks
-    else:
-        kernel = ENCODE.load(fmt, In=kind)
-        arguments = values, blocks, checks
-    kernel((ctas,), (ENCODE_THREADS,), (*arguments, np.int64(count)))
-    return blocks, checks
 
 
-def _as_float32(values: cupy.ndarray, kind: str) -> cupy.ndarray:
-    """Values of a type that kernels call `kind` as float32; bf16 comes as its bits where CuPy has no such type."""
-    if kind == "bf16" and values.dtype.itemsize == 2 and values.dtype.kind in "uV":
+def _as_float32(values: Any, kind: str, library: Library) -> Any:
+    """Values of a type that kernels call `kind` as float32; bf16 comes as its bits where NumPy has no such type."""
+    if kind == "bf16" and isinstance(values.dtype, np.dtype):
         return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32, copy=False)
+    return library.cast(values, "float32")
 
 
-def _aligned(values: cupy.ndarray) -> cupy.ndarray:
+def _contiguous(values: Any, library: Library) -> Any:
+    return values if library.contiguous(values) else library.copy(values)
+
+
+def _aligned(values: Any, library: Library) -> Any:
     """The array, or a copy of a view, so that kernels can read 16 bytes at a time."""
-    return values.copy() if values.data.ptr % 16 else values
+    return library.copy(values) if library.pointer(values) % upload.CHUNK else values
 
 
 def takes(fmt: Format) -> bool:

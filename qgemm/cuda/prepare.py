@@ -17,6 +17,7 @@ from qgemm.packed import Packed
 from .jit.load import compiles
 from .kernels.needed import Key, needed
 from .kernels.routes import source_of
+from .libraries import current_device, default_library
 from .problem import C_TYPES, gpu
 from .tensor import DeviceTensor
 
@@ -28,12 +29,11 @@ def tasks(
 
     The call returns whether it compiled the kernel.
     """
-    import cupy
-
     types = list(dict.fromkeys(C_TYPES.get(name, "float") for name in dtypes))
+    current = current_device(default_library())
     by_device = defaultdict[int, list[Packed]](list)
     for w in tensors:
-        by_device[w.device if isinstance(w, DeviceTensor) else cupy.cuda.runtime.getDevice()].append(w)
+        by_device[w.device if isinstance(w, DeviceTensor) else current].append(w)
     keys = [
         (device, key)
         for device, weights in by_device.items()
@@ -49,8 +49,6 @@ def _slowest_first(key: Key) -> tuple[bool, str, str]:
 
 
 def _load(device: int, key: Key) -> bool:
-    import cupy
-
     kernel, fmt, template = key
-    with cupy.cuda.Device(device):
+    with default_library().on_device(device):
         return compiles(source_of(kernel), fmt, dict(template))

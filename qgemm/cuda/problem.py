@@ -9,6 +9,8 @@ import numpy as np
 
 from qgemm.codec.format import Format
 
+from .devices import facts
+
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of each
 TYPES = tuple(C_TYPES.values())
@@ -103,10 +105,8 @@ class Gpu(NamedTuple):
 @cache
 def gpu(device: int) -> Gpu:
     """A CUDA device."""
-    import cupy
-
-    properties = cupy.cuda.Device(device)
-    return Gpu(device, int(properties.compute_capability), int(properties.attributes["MultiProcessorCount"]))
+    _, (major, minor), sms = facts(device)
+    return Gpu(device, 10 * major + minor, sms)
 
 
 def c_type(dtype: np.dtype[Any]) -> str:

@@ -28,9 +28,7 @@ def gathered(fmt: Format, shape: tuple[int, int], weights: int, device: int, ind
         raise UnsupportedError(
             f"rows are {', '.join(C_TYPES)} by a contiguous index of int64; got {dtype} by {library.name(index.dtype)}"
         )
-    import cupy
-
-    with cupy.cuda.Device(device):
+    with library.on_device(device):
         rows = library.new((*index.shape, k), library.dtype(dtype), device)()
         if count := len(index.reshape(-1)) if k else 0:
             launch = gather_launch(device, fmt, C_TYPES[dtype], n, k, count)

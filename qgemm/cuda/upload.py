@@ -1,14 +1,15 @@
 """Blocks to the device and back: raw bytes through pinned memory, reordered into tiles and back by a kernel there.
 
 Bytes travel in chunks of whole row_blocks of 64 rows, so that neither side holds a second copy of a large matrix; while
-one chunk is on its way, threads gather the next from the file. Chunks lie in CuPy's current allocator on the device.
+one chunk is on its way, threads gather the next from the file. Chunks lie in memory of the library of the tiles, all
+work is on its current stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +17,26 @@ from numpy.typing import NDArray
 from qgemm.codec.format import Blocks, Format
 from qgemm.parallel import for_slices
 
+from . import devices
 from .kernels.transforms import PACK, UNPACK
 from .layout import tile as tiles
-
-if TYPE_CHECKING:
-    import cupy
+from .libraries import Library
 
 STAGING_BYTES = 16 << 20  # bytes on their way at a time, or a row_block's; there are two such stages on each side
 GATHERED_BYTES = 1 << 20  # bytes that a thread gathers at a time; one thread alone is slower than the bus
+CHUNK = 16  # bytes that kernels load at a time, and the alignment that they need
+
+Array = Any  # an array of CuPy or torch
 
 
 class Stage:
     """Pinned memory on the host, and as much on the device, for one chunk at a time."""
 
-    def __init__(self, size: int) -> None:
-        import cupy
-
-        self.host: NDArray[np.uint8] = np.frombuffer(cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
-        self.device = cupy.empty(-(-size // 16) * 16, np.uint8)  # the kernels work in chunks of 16 bytes
-        self.done = cupy.cuda.Event(disable_timing=True)
+    def __init__(self, library: Library, device: int, size: int) -> None:
+        self.host = library.pinned(size)
+        self.memory = library.scratch(whole_chunks(size), device)()
+        self.pointer = library.pointer(self.memory)
+        self.done = devices.Event()
 
     def gather(self, part: NDArray[np.uint8]) -> None:
         """Gather rows of bytes in pinned memory, once the chunk before is done."""
@@ -46,64 +48,64 @@ class Stage:
 
         for_slices(len(part), max(1, GATHERED_BYTES // part.shape[1]), copy)
 
-    def send(self, part: NDArray[np.uint8], device: cupy.ndarray, stream: cupy.cuda.Stream) -> None:
-        """Gather rows of bytes here, and begin to send them to memory of the device."""
+    def send(self, part: NDArray[np.uint8], pointer: int, stream: int) -> None:
+        """Gather rows of bytes here, and begin to send them to an address of the device."""
         self.gather(part)
-        device.data.copy_from_host_async(self.host.ctypes.data, part.size, stream)
+        devices.copy_to_device(pointer, self.host.ctypes.data, part.size, stream)
 
 
-def upload(fmt: Format, blocks: Blocks, memory: cupy.ndarray | None = None) -> tuple[cupy.ndarray, cupy.ndarray]:
-    """Blocks [N, K / weights] -> tiles on the current device as bytes [row_blocks, tiles along K, bytes of a tile].
+def upload(fmt: Format, blocks: Blocks, library: Library, device: int, memory: Array | None = None) -> Array:
+    """Blocks [N, K / weights] -> bytes of tiles and bounds on the current device; `split` tells them apart.
 
-    Also `tiles.row_absmax` of the blocks, which follow on the tiles in memory. Returns once everything is there:
-    kernels prefetch weights before they wait for their stream. memory: bytes on the device for both, else new ones.
+    Returns once everything is there: kernels prefetch weights before they wait for their stream. memory: bytes on the
+    device for both, else new ones.
     """
     n, count = blocks.shape
-    data, row_absmax = empty_tiles(fmt, n, count, memory)
-    if not data.size:
-        return data, row_absmax
-    kernel, row_blocks = PACK.load(fmt), row_blocks_of(fmt, count)
+    stream = library.stream(device)
+    memory = empty_tiles(fmt, n, count, library, device, memory)
+    if not blocks.size:
+        return memory
+    kernel, row_blocks, pointer = PACK.load(fmt), row_blocks_of(fmt, count), library.pointer(memory)
+    _, along, tile_bytes = tiles.tiles_shape(fmt, n, count * fmt.weights)
+    bounds = pointer + bounds_offset(fmt, n, count)
 
-    def pack_chunk(stage: Stage, first: int, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
-        stage.send(part, stage.device, stream)
-        start = first // tiles.ROWS
-        target = data[start : start + row_blocks], (row_absmax[first:],)
-        launch(kernel, fmt, stage.device, *target, len(part), count)
+    def pack_chunk(stage: Stage, first: int, part: NDArray[np.uint8]) -> None:
+        stage.send(part, stage.pointer, stream)
+        target = pointer + first // tiles.ROWS * along * tile_bytes
+        launch(kernel, fmt, stage.pointer, target, (bounds + 4 * first,), len(part), count, stream)
 
-    _in_chunks(byte_rows(blocks), row_blocks * tiles.ROWS, pack_chunk)
-    return data, row_absmax
-
-
-def upload_into(fmt: Format, blocks: Blocks, memory: cupy.ndarray) -> None:
-    """Blocks of a matrix or of experts -> bytes on the device: those that its class holds."""
-    matrices = blocks if blocks.ndim == 3 else blocks[None]
-    into = _send_numbers if fmt.plain else upload
-    for matrix, matrix_memory in zip(matrices, memory.reshape(len(matrices), -1), strict=True):
-        into(fmt, matrix, matrix_memory)
+    _in_chunks(byte_rows(blocks), row_blocks * tiles.ROWS, library, device, pack_chunk)
+    return memory
 
 
-def _send_numbers(fmt: Format, blocks: Blocks, memory: cupy.ndarray) -> None:
-    """Plain numbers [N, K] -> memory on the device, as they are."""
-    raw = byte_rows(blocks)
+def upload_into(fmt: Format, blocks: Blocks, memory: Array, library: Library, device: int) -> None:
+    """Blocks of a matrix, of experts or of plain numbers -> bytes on the device: those that its class holds."""
+    if fmt.plain:
+        raw, pointer = byte_rows(blocks.reshape(-1, blocks.shape[-1])), library.pointer(memory)
+        stream = library.stream(device)
 
-    def send(stage: Stage, first: int, part: NDArray[np.uint8], stream: cupy.cuda.Stream) -> None:
-        start = first * raw.shape[1]
-        stage.send(part, memory[start : start + part.size], stream)
+        def send(stage: Stage, first: int, part: NDArray[np.uint8]) -> None:
+            stage.send(part, pointer + first * raw.shape[1], stream)
 
-    _in_chunks(raw, max(1, STAGING_BYTES // raw.shape[1]), send)
+        _in_chunks(raw, max(1, STAGING_BYTES // raw.shape[1]), library, device, send)
+    elif blocks.ndim == 3:
+        for expert, expert_memory in zip(blocks, memory.reshape(len(blocks), -1), strict=True):
+            upload(fmt, expert, library, device, expert_memory)
+    else:
+        upload(fmt, blocks, library, device, memory)
 
 
-def _in_chunks(raw: NDArray[np.uint8], step: int, send: Callable[..., None]) -> None:
-    """Call send(stage, first row, rows, stream) for chunks of `step` rows, by two stages in turn, and wait for them."""
-    import cupy
-
-    stream, n = cupy.cuda.get_current_stream(), len(raw)
-    stages = [Stage(min(step, n) * raw.shape[1]) for _ in range(min(2, -(-n // step)))]
+def _in_chunks(
+    raw: NDArray[np.uint8], step: int, library: Library, device: int, send: Callable[[Stage, int, Any], None]
+) -> None:
+    """Call send(stage, first row, rows) for chunks of `step` rows, by two stages in turn, and wait for them."""
+    stream, n = library.stream(device), len(raw)
+    stages = [Stage(library, device, min(step, n) * raw.shape[1]) for _ in range(min(2, -(-n // step)))]
     for index, first in enumerate(range(0, n, step)):
         stage = stages[index % 2]
-        send(stage, first, raw[first : first + step], stream)
+        send(stage, first, raw[first : first + step])
         stage.done.record(stream)
-    stream.synchronize()
+    devices.synchronize(stream)
 
 
 def byte_rows(blocks: Blocks) -> NDArray[np.uint8]:
@@ -121,29 +123,29 @@ def byte_rows(blocks: Blocks) -> NDArray[np.uint8]:
     )
 
 
-def pack(fmt: Format, raw: cupy.ndarray, n: int, count: int) -> tuple[cupy.ndarray, cupy.ndarray]:
-    """Pack n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16."""
-    import cupy
-
-    data, row_absmax = empty_tiles(fmt, n, count)
-    if data.size:
-        launch(PACK.load(fmt), fmt, raw, data, (row_absmax,), n, count)
-        cupy.cuda.get_current_stream().synchronize()
-    return data, row_absmax
+def pack(fmt: Format, raw: Array, n: int, count: int, library: Library, device: int) -> Array:
+    """Pack n rows of `count` blocks that are on the current device, as bytes in whole chunks of 16, into new memory."""
+    stream, memory = library.stream(device), empty_tiles(fmt, n, count, library, device)
+    if n * count:
+        _pack(fmt, library.pointer(raw), library.pointer(memory), n, count, stream)
+        devices.synchronize(stream)
+    return memory
 
 
-def pack_into(fmt: Format, raw: cupy.ndarray, shape: tuple[int, ...], memory: cupy.ndarray) -> None:
+def pack_into(fmt: Format, raw: Array, shape: tuple[int, ...], memory: Array, library: Library, device: int) -> None:
     """Pack bytes [..., N, bytes of a row] that are on the current device into the memory of their tiles and bounds."""
-    import cupy
-
     *_, n, k = shape
     count, size = fmt.blocks_in(k), raw.shape[-2] * raw.shape[-1]
-    matrices = raw.reshape(-1, size)
+    stream, matrices = library.stream(device), raw.reshape(-1, size)
     for matrix, matrix_memory in zip(matrices, memory.reshape(len(matrices), -1), strict=True):
-        data, row_absmax = empty_tiles(fmt, n, count, matrix_memory)
-        aligned = matrix if matrix.data.ptr % 16 == 0 else matrix.copy()  # kernels read chunks of 16 bytes
-        launch(PACK.load(fmt), fmt, aligned, data, (row_absmax,), n, count)
-    cupy.cuda.get_current_stream().synchronize()
+        empty_tiles(fmt, n, count, library, device, matrix_memory)
+        aligned = matrix if library.pointer(matrix) % CHUNK == 0 else library.copy(matrix)
+        _pack(fmt, library.pointer(aligned), library.pointer(matrix_memory), n, count, stream)
+    devices.synchronize(stream)
+
+
+def _pack(fmt: Format, source: int, target: int, n: int, count: int, stream: int) -> None:
+    launch(PACK.load(fmt), fmt, source, target, (target + bounds_offset(fmt, n, count),), n, count, stream)
 
 
 def tiles_nbytes(fmt: Format, n: int, k: int) -> int:
@@ -154,38 +156,44 @@ def tiles_nbytes(fmt: Format, n: int, k: int) -> int:
     return prod(shape) + 4 * shape[0] * tiles.ROWS
 
 
-def empty_tiles(
-    fmt: Format, n: int, count: int, memory: cupy.ndarray | None = None
-) -> tuple[cupy.ndarray, cupy.ndarray]:
+def bounds_offset(fmt: Format, n: int, count: int) -> int:
+    """Bytes of the tiles of n rows of `count` blocks, which the bounds of rows follow."""
+    return prod(tiles.tiles_shape(fmt, n, count * fmt.weights))
+
+
+def empty_tiles(fmt: Format, n: int, count: int, library: Library, device: int, memory: Array | None = None) -> Array:
     """Memory for the tiles of n rows of `count` blocks, then zeros for bounds of all rows of the row_blocks."""
-    import cupy
-
-    shape = tiles.tiles_shape(fmt, n, count * fmt.weights)
-    size = prod(shape)
     if memory is None:
-        memory = cupy.empty(tiles_nbytes(fmt, n, count * fmt.weights), np.uint8)
-    row_absmax = memory[size:].view(np.float32)
-    row_absmax.fill(0)
-    return memory[:size].reshape(shape), row_absmax
+        memory = library.scratch(tiles_nbytes(fmt, n, count * fmt.weights), device)()
+    size = bounds_offset(fmt, n, count)
+    if nbytes := tiles_nbytes(fmt, n, count * fmt.weights) - size:
+        devices.fill_zeros(library.pointer(memory) + size, nbytes, library.stream(device))
+    return memory
 
 
-def download(fmt: Format, data: cupy.ndarray, shape: tuple[int, int]) -> Blocks:
+def split(fmt: Format, memory: Array, n: int, k: int, library: Library) -> tuple[Array, Array]:
+    """Bytes of a matrix [N, K] -> tiles [row_blocks, tiles along K, bytes of a tile], and the bounds of all rows."""
+    shape = tiles.tiles_shape(fmt, n, k)
+    return memory[: prod(shape)].reshape(shape), library.view(memory[prod(shape) :], "float32")
+
+
+def download(fmt: Format, data: Array, shape: tuple[int, int], library: Library, device: int) -> Blocks:
     """Tiles of a matrix [N, K] on the device -> its blocks [N, K / weights]."""
-    import cupy
-
     n, count = shape[0], fmt.blocks_in(shape[1])
     blocks = np.empty((n, count), fmt.dtype)
-    if not data.size:
+    if not blocks.size:
         return blocks
     raw, row_bytes, row_blocks = blocks.reshape(-1).view(np.uint8), count * fmt.block_bytes, row_blocks_of(fmt, count)
-    step = row_blocks * tiles.ROWS
-    with data.device:
-        kernel = UNPACK.load(fmt)
-        chunk = cupy.empty(-(-min(step, n) * row_bytes // 16) * 16, np.uint8)
-        for index, first in enumerate(range(0, n, step)):
-            rows = min(step, n - first)
-            launch(kernel, fmt, data[index * row_blocks : (index + 1) * row_blocks], chunk, (), rows, count)
-            chunk[: rows * row_bytes].get(out=raw[first * row_bytes : (first + rows) * row_bytes])
+    step, (_, along, tile_bytes) = row_blocks * tiles.ROWS, data.shape
+    with library.on_device(device):
+        kernel, stream = UNPACK.load(fmt), library.stream(device)
+        chunk = library.scratch(whole_chunks(min(step, n) * row_bytes), device)()
+        pointer = library.pointer(chunk)
+        for first in range(0, n, step):
+            rows, source = min(step, n - first), library.pointer(data) + first // tiles.ROWS * along * tile_bytes
+            launch(kernel, fmt, source, pointer, (), rows, count, stream)
+            target = raw[first * row_bytes : (first + rows) * row_bytes]
+            devices.copy_to_host(target.ctypes.data, pointer, target.size, stream)
     return blocks
 
 
@@ -194,16 +202,17 @@ def row_blocks_of(fmt: Format, count: int) -> int:
     return max(1, STAGING_BYTES // (tiles.ROWS * count * fmt.block_bytes))
 
 
+def whole_chunks(size: int) -> int:
+    """Bytes up to the end of a chunk that kernels load."""
+    return -(-size // CHUNK) * CHUNK
+
+
 def launch(
-    kernel: Callable[..., None],
-    fmt: Format,
-    source: cupy.ndarray,
-    target: cupy.ndarray,
-    more: tuple[Any, ...],
-    rows: int,
-    count: int,
-) -> None:
-    """Reorder rows of `count` blocks, one CTA a panel of a row_block, on the current stream."""
+    kernel: Callable[..., None], fmt: Format, source: int, target: int, more: tuple[int, ...], rows: int, count: int,
+    stream: int,
+) -> None:  # fmt: skip
+    """Reorder rows of `count` blocks by their addresses, one CTA a panel of a row_block."""
     along = -(-count * fmt.weights // tiles.columns(fmt))
     panels = -(-rows // tiles.ROWS) * -(-along // tiles.panel_tiles(fmt))
-    kernel((panels,), (tiles.PACK_THREADS,), (source, target, *more, np.int64(rows), np.int64(count), np.int64(along)))
+    sizes = np.int64(rows), np.int64(count), np.int64(along)
+    kernel((panels,), (tiles.PACK_THREADS,), (source, target, *more, *sizes), stream)

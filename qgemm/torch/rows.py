@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from qgemm.arrays import stream_of
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.libraries import library_or_default
 from qgemm.cuda.problem import C_TYPES
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.tensor import Tensor
-
-from .storage import torch_memory
 
 HOST = ("float16", "float32", "float64")  # dtypes that NumPy has as well
 NUMBERS = {
@@ -26,8 +24,7 @@ def decoded(packed: Tensor | DeviceTensor, weight: torch.Tensor, start: int, sto
         return torch.from_numpy(packed[start:stop].dequantize())
     plain, shape = packed.format.plain, (stop - start, packed.shape[1])
     part = packed.data[start:stop] if plain else packed.data[start // tiles.ROWS : -(-stop // tiles.ROWS)]
-    with stream_of(weight), torch_memory(weight.device):
-        return torch.from_dlpack(DeviceTensor(packed.format, shape, part).dequantize())
+    return DeviceTensor(packed.format, shape, library_or_default(weight).wrap(part)).dequantize()
 
 
 def selected(

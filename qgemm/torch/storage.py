@@ -22,9 +22,7 @@ accelerate's offload does, gets the file's bytes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache, lru_cache
 from math import prod
 from typing import Any, ClassVar, NamedTuple
@@ -35,12 +33,11 @@ import torch
 from numpy.typing import NDArray
 
 from qgemm import cuda
-from qgemm.arrays import stream_of
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda import upload
-from qgemm.cuda.kernels.panels import plain_dtype
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
+from qgemm.cuda.libraries import on_device_of
+from qgemm.cuda.tensor import DeviceExperts, DeviceTensor, over_memory
 from qgemm.errors import UnsupportedError
 from qgemm.files.mapping import is_writable
 from qgemm.formats import FORMATS, format_named
@@ -112,7 +109,8 @@ def packed_of(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "")
             weight.data = packed_there(weight.detach(), fmt, shape)
         elif not on_gpu and weight.dim() == 1:
             weight.data = file_bytes(_host_tensor(weight, fmt, shape, name))
-        packed = (_device_tensor if on_gpu else _host_tensor)(weight.detach(), fmt, shape, name)
+        data = weight.detach().as_subclass(torch.Tensor)
+        packed = (over_memory if on_gpu else _host_tensor)(data, fmt, shape, name)
         keep(weight, packed, spelling)
     return packed
 
@@ -146,8 +144,7 @@ def host_tensor(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "
     packed = packed_of(weight, spelling, shape, name)
     if isinstance(packed, Tensor):
         return packed
-    with stream_of(weight), torch_memory(weight.device):
-        return packed.to_host()  # type: ignore[no-any-return]
+    return packed.to_host()  # type: ignore[no-any-return]
 
 
 def _host_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -> Tensor:
@@ -260,13 +257,14 @@ def element_size(fmt: Format, shape: Shape) -> float:
 
 def device_bytes(packed: DeviceTensor | DeviceExperts) -> torch.Tensor:
     """The memory of a DeviceTensor or DeviceExperts, tiles followed by bounds, as a tensor of bytes [bytes]."""
-    import cupy
-
+    data = packed.data
     if isinstance(packed, DeviceExperts):
-        return torch.from_dlpack(packed.data.reshape(-1))
-    bounds_nbytes = 0 if packed.row_absmax is None else packed.row_absmax.nbytes
-    memory = cupy.ndarray((packed.data.nbytes + bounds_nbytes,), np.uint8, memptr=packed.data.data)
-    return torch.from_dlpack(memory)
+        return torch.from_dlpack(data.reshape(-1))
+    bounds_nbytes = 0 if packed.row_absmax is None else int(packed.row_absmax.nbytes)
+    if isinstance(data, torch.Tensor):
+        raw = data.detach().view(torch.uint8)
+        return raw.as_strided((raw.numel() + bounds_nbytes,), (1,))
+    return torch.from_dlpack(type(data)((data.nbytes + bounds_nbytes,), np.uint8, memptr=data.data))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> torch.Tensor:
@@ -274,11 +272,9 @@ def to_device(tensor: Tensor, device: torch.device) -> torch.Tensor:
     cuda.BACKEND.check_upload(tensor.format, tensor.shape, repr(tensor))
     memory = device_memory(device_size(tensor.format, tensor.shape), device)
     if memory.numel():
-        import cupy
-
         blocks = tensor.blocks  # may be put together from parts, on the host
-        with stream_of(memory), torch_memory(memory.device):
-            upload.upload_into(tensor.format, blocks, cupy.from_dlpack(memory))
+        with on_device_of(memory) as (_, library, index):
+            upload.upload_into(tensor.format, blocks, memory, library, index)
     return memory
 
 
@@ -289,10 +285,8 @@ def packed_there(raw: torch.Tensor, fmt: Format, shape: Shape) -> torch.Tensor:
     cuda.BACKEND.check_upload(fmt, shape, f"bytes of {fmt}")
     memory, raw = device_memory(device_size(fmt, shape), raw.device), raw.contiguous()
     if memory.numel():
-        import cupy
-
-        with stream_of(raw), torch_memory(raw.device):
-            upload.pack_into(fmt, cupy.from_dlpack(raw), shape, cupy.from_dlpack(memory))
+        with on_device_of(raw) as (_, library, index):
+            upload.pack_into(fmt, raw, shape, memory, library, index)
     return memory
 
 
@@ -313,38 +307,6 @@ def device_memory(size: int, device: torch.device) -> torch.Tensor:
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(allocate).result()
-
-
-@contextmanager
-def torch_memory(device: torch.device) -> Iterator[None]:
-    """Allocate this thread's CuPy arrays in torch's memory, since torch's CUDA graphs allocate no other."""
-    import cupy
-
-    def allocate(size: int) -> Any:
-        owner = torch.empty(size, dtype=torch.uint8, device=device)
-        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(owner.data_ptr(), size, owner, device.index), 0)
-
-    with cupy.cuda.using_allocator(allocate):
-        yield
-
-
-def _device_tensor(weight: torch.Tensor, fmt: Format, shape: Shape, name: str) -> DeviceTensor | DeviceExperts:
-    """The DeviceTensor or DeviceExperts over bytes from `device_bytes`, or over copies of them."""
-    import cupy
-
-    with stream_of(weight), torch_memory(weight.device):
-        memory = cupy.from_dlpack(weight)
-        if len(shape) == 3:
-            e, n, k = shape
-            experts = DeviceExperts(fmt, (e, n, k), memory.reshape(e, -1), name)
-            _ = experts.exponent  # now: a CUDA graph that is being captured could not wait
-            return experts
-        n, k = shape
-        if fmt.plain:
-            return DeviceTensor(fmt, (n, k), memory.view(plain_dtype(fmt)).reshape(shape), None, name)
-        size = tiles.tiles_shape(fmt, n, k)
-        data, bounds = memory[: prod(size)].reshape(size), memory[prod(size) :].view(np.float32)
-        return DeviceTensor(fmt, (n, k), data, bounds, name)
 
 
 # ---------------------------------------------------------------- Tensors -> bytes

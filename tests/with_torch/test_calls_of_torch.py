@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 
-import cupy_like
 import numpy as np
 import pytest
 from launches_like import installed
@@ -15,7 +14,6 @@ from torch_layers import torch
 
 import qgemm
 from qgemm.cuda import libraries
-from qgemm.cuda.call import products
 
 K = 64
 
@@ -24,12 +22,11 @@ K = 64
 def gpus(monkeypatch):
     """Kernels that compute on the host, and torch's own functions but for devices and streams."""
     kernels = installed(monkeypatch)
-    sys.modules["cupy"].from_dlpack = lambda x: cupy_like.zeros(0)._like(x.numpy())  # NumPy lacks bfloat16
+    monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
-    monkeypatch.setattr(products, "on_device", lambda *_: nullcontext())
     library = dataclasses.replace(
         libraries._torch(torch), device=lambda x: 0, stream={0: 7}.get, current_device=None,
-        new=lambda shape, dtype, device: partial(torch.empty, shape, dtype=dtype),
+        device_context=nullcontext, new=lambda shape, dtype, device: partial(torch.empty, shape, dtype=dtype),
     )  # fmt: skip
     libraries.LIBRARIES[torch.Tensor] = libraries.LIBRARIES[torch.nn.Parameter] = library
     return kernels

@@ -116,16 +116,16 @@ def _target(
 ) -> tuple[Array, Array]:
     """y, and the array that kernels store it into: the same, or float32 where they cannot write in place."""
     y = target(call, out, shape, dtype)
-    direct = y.dtype in C_TYPES and contiguous(y)
+    direct = y.dtype in C_TYPES and contiguous(call, y)
     if out is not None:
-        direct = direct and library_of(out) is call.library and not any(overlap(array, y) for array in reads)
+        direct = direct and library_of(out) is call.library and not any(overlap(call, array, y) for array in reads)
     return y, y if direct else temporary(call, shape)
 
 
 def _finish(call: Call, y: Array, stored: Array, out: AnyArray | None) -> None:
     """Store y where the kernels stored another array, and note it as the caller gets it."""
     if stored is not y:
-        view(y)[...] = view(stored)
+        call.library.assign(view(y), view(stored))
     finish(call, [y], [out])
 
 
@@ -176,7 +176,7 @@ def _launch(
     if t * top_k * n == 0 or k == 0:
         for p in products:
             if p.y.values is not None:  # scratch memory between the products has no values then
-                view(p.y)[...] = 0
+                call.library.assign(view(p.y), 0)
         return
     routed = Routed(
         w.shape[0], top_k, ids.dtype, weights.dtype, x_of_slots, summed, products[0].stride, ids_are_known=ids_are_known

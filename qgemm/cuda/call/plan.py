@@ -23,7 +23,7 @@ from qgemm.cuda.kernels.activations import (
     round_launch,
     scale_launch,
 )
-from qgemm.cuda.kernels.add_epilogue import epilogue_launch
+from qgemm.cuda.kernels.add_epilogue import gate_launch
 from qgemm.cuda.kernels.kernel import Kernel, Launchable
 from qgemm.cuda.kernels.routes import launch, route
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks, scaled_rows
@@ -145,8 +145,7 @@ def launch_gated(
     apart = [p._replace(y=_sums(call, y)) for p in pair]
     launch_products(call, kernels, apart, source, x)
     gate, up = apart
-    output = Output(up.n, y.dtype, residual="float32", gate=function)
-    step = epilogue_launch(call.device, source.m, output)
+    step = gate_launch(call.device, function, y.dtype, source.m * up.n)
     enter(call, step, up.y.pointer, y.pointer, NOTHING.pointer, gate.y.pointer)
 
 

@@ -9,30 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from qgemm import arguments
 from qgemm.arguments import Epilogue, Request, output_dtype
-from qgemm.arrays import as_cupy, check_no_grad, like, on_cuda, on_device, stream_of
+from qgemm.arrays import check_floats, check_no_grad, like, on_cuda
 from qgemm.codec.float_types import DType
-from qgemm.codec.format import FLOATS
 from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
 from qgemm.cuda.driver.workspace import relaxed_capture
-from qgemm.cuda.libraries import cupy_library, library_for
+from qgemm.cuda.kernels.add_epilogue import gate_launch
+from qgemm.cuda.libraries import library_for, library_or_default
 from qgemm.cuda.problem import C_TYPES
 from qgemm.errors import UnsupportedError
-from qgemm.gating import gated_by
 from qgemm.packed import Packed
 from qgemm.placement import described, misplaced
 from qgemm.tensor import Tensor
 
 from .arrays import NOTHING, SIZES, Array, Call, Pointer, X, Y
-from .plan import Product, Served, Source, launch_gated, launch_products, served
-
-if TYPE_CHECKING:
-    import cupy
+from .plan import Product, Served, Source, enter, launch_gated, launch_products, served
 
 
 def multiply(x: Any, request: Request, activation: str | None, dtype: DType | None) -> Call:
@@ -72,7 +66,7 @@ def multiply(x: Any, request: Request, activation: str | None, dtype: DType | No
 
 @contextmanager
 def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call]:
-    """A new call, with x's device and the stream of its library current; x becomes CuPy's if only DLPack reads it."""
+    """A new call on the current stream of x's library, with x's device current."""
     library = library_for(type(x))
     there = on_cuda(x) if library is None else not library.grad or x.is_cuda  # torch has tensors elsewhere
     for w in weights:
@@ -82,8 +76,8 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
     for w in weights:
         if w.device != device:
             raise UnsupportedError(f"x is on cuda:{device}, w on cuda:{w.device}; they must share a device")
-    with relaxed_capture(), stream_of(x) if library is None else on_device(device, library.stream):
-        reader, bases = library or cupy_library(), Y + outputs
+    reader, bases = library or library_or_default(x), Y + outputs
+    with relaxed_capture(), reader.on_device(device):
         stream, zeros = reader.stream(device), [0] * bases
         call = Call(x, reader, device, stream, zeros, zeros.copy(), [1] * bases, library is not None)
         try:
@@ -94,24 +88,24 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
 
 
 def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str) -> None:
-    """All products of x: a kernel stores where it can; else its sums are stored, the epilogue added, by CuPy."""
-    import cupy
-
+    """All products of x: a kernel stores where it can; else its sums are, the epilogue added, by the call's library."""
     filled = [p for p in products if p.n] if source.m else []
     call.replayable = call.replayable and len(filled) == len(products) and source.k > 0
     if source.k == 0:
         for p in filled:
-            _store(p, cupy.zeros(p.y.values.shape, np.float32))
+            sums = view(temporary(call, tuple(p.y.values.shape)))
+            call.library.assign(sums, 0)
+            _store(call, p, sums)
     elif filled:
         kernels = [served(p.w, source, activation) for p in filled]
         computed = [
-            p if _stores(p, kernel) else Product(p.w, p.n, temporary(call, tuple(p.y.values.shape)))
+            p if _stores(call, p, kernel) else Product(p.w, p.n, temporary(call, tuple(p.y.values.shape)))
             for p, kernel in zip(filled, kernels, strict=True)
         ]
         launch_products(call, kernels, computed, source, x)
-        for p, sums in zip(filled, computed, strict=True):
-            if sums is not p:
-                _store(p, view(sums.y))
+        for p, product in zip(filled, computed, strict=True):
+            if product is not p:
+                _store(call, p, view(product.y))
 
 
 def _launch_gated(
@@ -119,35 +113,37 @@ def _launch_gated(
 ) -> None:
     """y = function(product by gate) * (product by up) of a pair of products with one y.
 
-    Kernels that add store y (`launch_gated`). CuPy gates the products of other kernels.
+    Kernels that add store y (`launch_gated`). The products of other kernels are gated by a launch of its own.
     """
-    import cupy
-
     y, shape = pair[0].y, tuple(pair[0].y.values.shape)
     kernels = [served(p.w, source, activation) for p in pair] if prod(shape) * source.k else []
+    if not prod(shape):
+        return
     if not all(kernel.kernel.adds for kernel in kernels) or not source.k:
         gate, up = (p._replace(y=temporary(call, shape)) for p in pair)
         _launch(call, x, source, [gate, up], activation)
-        view(y)[...] = gated_by(function, view(gate.y), view(up.y), cupy)
-    elif kernels:
-        stored = y if _stores(pair[0], kernels[0]) else temporary(call, shape)
+        stored = y if contiguous(call, y) and y.dtype in C_TYPES else temporary(call, shape)
+        gated = gate_launch(call.device, function, stored.dtype, prod(shape))
+        enter(call, gated, up.y.pointer, stored.pointer, NOTHING.pointer, gate.y.pointer)
+    else:
+        stored = y if _stores(call, pair[0], kernels[0]) else temporary(call, shape)
         launch_gated(call, kernels, pair, stored, function, source, x)
-        if stored is not y:
-            view(y)[...] = view(stored)
+    if stored is not y:
+        call.library.assign(view(y), view(stored))
 
 
-def _stores(p: Product, by: Served) -> bool:
+def _stores(call: Call, p: Product, by: Served) -> bool:
     """Whether the kernel that serves a product can store into y as it is, the epilogue added."""
     stores = by.kernel.stores(by.problem.x, p.y.dtype)
-    return contiguous(p.y) and stores and (by.kernel.adds or not (p.bias.dtype or p.residual.dtype))
+    return contiguous(call, p.y) and stores and (by.kernel.adds or not (p.bias.dtype or p.residual.dtype))
 
 
-def _store(p: Product, sums: cupy.ndarray) -> None:
+def _store(call: Call, p: Product, sums: Any) -> None:
     """y = sums + bias + residual."""
     for added in (p.bias, p.residual):
         if added.dtype:
             sums += view(added)
-    view(p.y)[...] = sums
+    call.library.assign(view(p.y), sums)
 
 
 # ---------------------------------------------------------------- arrays in and out
@@ -167,12 +163,12 @@ def read(
     if base is None and not on_cuda(array):
         raise UnsupportedError(f"{who} is on the host, the product is on a CUDA device; got {described(array)}")
     if library is not call.library:
-        array, library, call.replayable = as_cupy(array, who), cupy_library(), False
+        array, library, call.replayable = call.library.wrap(array), call.library, False
     if library.device(array) != call.device:
         raise UnsupportedError(f"{who} is on cuda:{library.device(array)}, the product on cuda:{call.device}")
     dtype = library.name(array.dtype)
-    if not array.shape or dtype not in (*types, *FLOATS):
-        as_cupy(array, who)  # raises: it says which arrays fit
+    if not array.shape or dtype not in types:
+        check_floats(dtype, array.shape, who)
     if dtype not in types:
         array, dtype, call.replayable = library.cast(array, "float32"), "float32", False
     if not library.contiguous(array) or library.pointer(array) % alignment:
@@ -193,10 +189,10 @@ def target(
         raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
     check_no_grad(out)
     arguments.check_out(out, shape, dtype)
-    values = as_cupy(out, "out")
+    values = call.library.wrap(out)
     arguments.check_elements(values)
     call.outs += 1
-    return _placed(call, values, values.dtype.name, Y + index)
+    return _placed(call, values, call.library.name(values.dtype), Y + index)
 
 
 def temporary(call: Call, shape: tuple[int, ...]) -> Array:
@@ -219,30 +215,39 @@ def _new(call: Call, shape: tuple[int, ...], dtype: str, base: int) -> Array:
 
 def _placed(call: Call, values: arguments.Array, dtype: str, base: int) -> Array:
     """An array of a type as that with this base."""
-    library = library_for(type(values)) or cupy_library()
+    library = call.library
     call.addresses[base], call.nbytes[base] = library.pointer(values), prod(values.shape) * SIZES[dtype]
     call.memory.append(values)
     return Array(values, Pointer(base), dtype)
 
 
-def overlap(array: Array, y: Array) -> bool:
-    """Whether an array and an output share memory."""
-    import cupy
+def overlap(call: Call, array: Array, y: Array) -> bool:
+    """Whether the bounds of an array and of an output overlap in memory."""
+    if not array.dtype:
+        return False
+    (start, stop), (y_start, y_stop) = _extent(call, array), _extent(call, y)
+    return start < y_stop and y_start < stop
 
-    return bool(array.dtype) and bool(cupy.may_share_memory(view(array), view(y)))
+
+def _extent(call: Call, array: Array) -> tuple[int, int]:
+    """The address of an array's first byte, and that after its last; equal if it has no elements."""
+    start, shape = call.library.pointer(array.values), array.values.shape
+    if not prod(shape):
+        return start, start
+    reaches = [(size - 1) * step for size, step in zip(shape, call.library.strides(array.values), strict=True)]
+    first, last = sum(min(0, reach) for reach in reaches), sum(max(0, reach) for reach in reaches)
+    return start + first, start + last + SIZES[array.dtype]
 
 
 def view(array: Array) -> Any:
-    """An array of floats as CuPy's over the same memory."""
-    import cupy
-
+    """An array to compute with: of torch, one outside of autograd over the same memory."""
     values = array.values
-    return values if isinstance(values, cupy.ndarray) else cupy.from_dlpack(values.detach())
+    return values.detach() if hasattr(values, "detach") else values
 
 
-def contiguous(array: Array) -> bool:
+def contiguous(call: Call, array: Array) -> bool:
     """Whether an array is in C order."""
-    return (library_for(type(array.values)) or cupy_library()).contiguous(array.values)
+    return call.library.contiguous(array.values)
 
 
 def finish(call: Call, ys: Sequence[Array], outs: Sequence[Any]) -> None:
@@ -254,10 +259,9 @@ def finish(call: Call, ys: Sequence[Array], outs: Sequence[Any]) -> None:
 
 def _apart(call: Call, array: Array, ys: Sequence[Array]) -> Array:
     """An array that is read, copied where it shares memory with an output that the caller gave."""
-    if call.outs == 0 or not any(overlap(array, y) for y in ys):
+    if call.outs == 0 or not any(overlap(call, array, y) for y in ys):
         return array
-    library = library_for(type(array.values)) or cupy_library()
-    return _placed(call, library.copy(array.values), array.dtype, array.pointer.base)
+    return _placed(call, call.library.copy(array.values), array.dtype, array.pointer.base)
 
 
 def _added(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> tuple[Array, Array]:

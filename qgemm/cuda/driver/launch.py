@@ -1,6 +1,6 @@
-"""Launching kernels through the driver's cuLaunchKernelEx, for what CuPy's launch lacks, and tensor maps of x.
+"""Launching kernels through the driver's cuLaunchKernelEx, and tensor maps of x.
 
-CuPy lacks clusters and programmatic dependent launch, by which a kernel may start while the one before it in the stream
+It has clusters and programmatic dependent launch, by which a kernel may start while the one before it in the stream
 still runs: it prefetches constant data and waits (griddepcontrol.wait) before it touches memory that the other writes.
 Works inside stream capture.
 
@@ -14,9 +14,10 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
+from qgemm.cuda.devices import check, driver, facts, make_current
 from qgemm.cuda.jit import twins
 from qgemm.cuda.layout import scaled_rows
 from qgemm.cuda.problem import EIGHT_BITS, SCALED_ROWS
@@ -24,7 +25,7 @@ from qgemm.cuda.problem import EIGHT_BITS, SCALED_ROWS
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT, in a thread that has not called CUDA's runtime yet
-PROGRAMMATIC = 90  # the first compute capability that launches so
+PROGRAMMATIC = 9, 0  # the first compute capability that launches so
 MAP_TYPES = {"half": 6, SCALED_ROWS: 6, EIGHT_BITS: 0}  # CU_TENSOR_MAP_DATA_TYPE_...; bytes count as unsigned
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS = 0, 3, 3, 0
 MAP_ITEMSIZE = {"half": 2, SCALED_ROWS: 2, EIGHT_BITS: 1}
@@ -56,31 +57,6 @@ class _Config(ctypes.Structure):
 SIZE, STREAM = ctypes.sizeof(_Config), _Config.stream.offset
 
 
-@cache
-def driver() -> Any:
-    """The CUDA driver."""
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _compute_capability() -> int:
-    import cupy
-
-    return int(cupy.cuda.Device().compute_capability)
-
-
-def _make_context_current() -> None:
-    """Make the primary context of the thread's device current, which the runtime does by itself, the driver not."""
-    from cupy.cuda import runtime
-
-    runtime.setDevice(runtime.getDevice())
-
-
-def check(status: int, problem: str) -> None:
-    """RuntimeError unless a call of the driver went well."""
-    if status:
-        raise RuntimeError(f"{problem}: CUDA driver error {status}")
-
-
 class Launch:
     """One kernel with its grid, block, dynamic shared memory and constant arguments.
 
@@ -100,20 +76,20 @@ class Launch:
         cluster: int = 0,
         programmatic: bool = True,
     ) -> None:
-        """Prepare a CuPy function and its arguments, all ctypes; a call fills the first `count` of `pointers`.
+        """Prepare a loaded function and its arguments, all ctypes; a call fills the first `count` of `pointers`.
 
         Arguments may lie inside of `pointers`, which is copied now. cluster: CTAs of a cluster (compute capability
         9.0), or 0. programmatic: whether the kernel waits for the one before it by itself (griddepcontrol.wait) and so
         may start while that one runs.
         """
-        _make_context_current()  # this may be the thread's first call of CUDA
+        make_current(function.device)  # this may be the thread's first call of CUDA
         check(
             driver().cuFuncSetAttribute(ctypes.c_void_p(function.ptr), MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
             f"{shared} bytes of shared memory cannot be had",
         )
         across = grid if isinstance(grid, tuple) else (grid, 1)
         several = [_attribute(CLUSTER_DIMENSION, cluster, 1, 1)] if cluster else []
-        early = programmatic and _compute_capability() >= PROGRAMMATIC
+        early = programmatic and facts(function.device).capability >= PROGRAMMATIC
         several += [_attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * early
         attributes = (_Attribute * len(several))(*several)
         config = _Config(*across, 1, block, 1, 1, shared, None, attributes, len(several))
@@ -132,7 +108,7 @@ class Launch:
 
         self._buffer, self._fill = buffer, struct.Struct(f"PPQ{count}P").pack_into
         self._attributes = ctypes.addressof(attributes), len(several)
-        self.enter = _entering(buffer, self._fill, *self._attributes)
+        self.enter = _entering(function.device, buffer, self._fill, *self._attributes)
 
     def bound(self, stream: int, *pointers: int, into: int | None = None) -> Callable[[], int]:
         """A call that launches with this stream and these pointers, written once, and returns the driver's status.
@@ -155,7 +131,7 @@ Buffer = tuple[Any, tuple[Any, ...]]
 
 
 def _entering(
-    buffer: Callable[[], Buffer], fill: Callable[..., None], attributes: int, count: int
+    device: int, buffer: Callable[[], Buffer], fill: Callable[..., None], attributes: int, count: int
 ) -> Callable[..., None]:
     """A call that writes the end of a config, from its stream on, then the pointers, and enters the driver.
 
@@ -173,7 +149,7 @@ def _entering(
         status = launch(*arguments)
         if status:
             if status == INVALID_CONTEXT:
-                _make_context_current()
+                make_current(device)
                 status = launch(*arguments)
             check(status, "the launch failed")
         put(mine)

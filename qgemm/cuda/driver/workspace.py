@@ -9,11 +9,10 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from qgemm.cuda.devices import allocate, check, driver, fill_zeros, make_current, new_stream, synchronize
 from qgemm.locks import new_lock
-
-from .launch import check, driver
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: this thread may allocate while a stream is captured
 
@@ -27,7 +26,6 @@ class Workspace(NamedTuple):
 
     pointer: int
     lock: threading.Lock
-    memory: Any
 
 
 _workspaces: dict[tuple[int, int, str, int], Workspace] = {}
@@ -40,7 +38,7 @@ def workspace(device: int, stream: int, use: str, nbytes: int) -> Workspace:
     space = _workspaces.get(key)
     if space is None:
         with _allocating:
-            space = _workspaces.get(key) or _workspaces.setdefault(key, _new(nbytes))
+            space = _workspaces.get(key) or _workspaces.setdefault(key, _new(device, nbytes))
     return space
 
 
@@ -49,14 +47,14 @@ def address(device: int, use: str, nbytes: int, stream: int) -> int:
     return workspace(device, stream, use, nbytes).pointer if nbytes else 0
 
 
-def _new(nbytes: int) -> Workspace:
+def _new(device: int, nbytes: int) -> Workspace:
     """Zero before any kernel starts, whatever the caller's stream does, being captured included."""
-    import cupy
-
-    with relaxed_capture(), cupy.cuda.Stream(non_blocking=True) as own:
-        memory = cupy.zeros(nbytes, "uint8")
-        own.synchronize()
-    return Workspace(memory.data.ptr, new_lock(), memory)
+    make_current(device)  # this may be the thread's first call of CUDA
+    with relaxed_capture(), new_stream() as own:
+        pointer = allocate(nbytes)
+        fill_zeros(pointer, nbytes, own)
+        synchronize(own)
+    return Workspace(pointer, new_lock())
 
 
 @contextmanager

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from time import perf_counter
-from typing import Any
 
 from qgemm.codec.format import Format
+from qgemm.cuda.devices import Function, current_device, facts
 from qgemm.log import logger
 from qgemm.once import Once
 
@@ -14,13 +13,13 @@ from .cache import fetched
 from .codegen import Template, compose, headers
 from .nvrtc import arch_of
 
-_functions: Once[Any] = Once()
+_functions: Once[Function] = Once()
 # For every GPU of an architecture, and where no folder keeps them: 55 KB each, 15 MB of a Llama-8B.
 _cubins: Once[bytes] = Once()
 
 
-def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Any:
-    """The kernel as a CuPy function on the current device, compiled at first use."""
+def load(kernel: str, fmt: Format | None = None, **template: str | int) -> Function:
+    """The kernel as a function on the current device, compiled at first use."""
     return _function(kernel, fmt, template)[0]
 
 
@@ -29,18 +28,13 @@ def compiles(kernel: str, fmt: Format | None, template: Template) -> bool:
     return _function(kernel, fmt, template)[1]
 
 
-def _function(kernel: str, fmt: Format | None, template: Template) -> tuple[Any, bool]:
-    import cupy
+def _function(kernel: str, fmt: Format | None, template: Template) -> tuple[Function, bool]:
+    device, new = current_device(), False
 
-    device, new = cupy.cuda.runtime.getDevice(), False
-
-    def make() -> Any:
+    def make() -> Function:
         nonlocal new
-        properties: Mapping[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
-        cubin, new = _cubin(kernel, fmt, template, arch_of((properties["major"], properties["minor"])))
-        module = cupy.cuda.function.Module()
-        module.load(cubin)
-        return module.get_function(kernel)
+        cubin, new = _cubin(kernel, fmt, template, arch_of(facts(device).capability))
+        return Function(cubin, kernel, device)
 
     return _functions.get((device, kernel, fmt, *template.values()), make), new
 

@@ -1,15 +1,17 @@
 """Compiling with NVRTC, which needs no GPU: source and architecture to cubin, with ptxas' report.
 
-By ourselves, not by CuPy: CuPy adds -ftz=true, which would flush the subnormal scales that a file may hold, and
--arch=sm_90, which lacks wgmma.
+By the library itself, which torch and CuPy bring: CuPy's own compiler adds -ftz=true, which would flush the subnormal
+scales that a file may hold, and -arch=sm_90, which lacks wgmma.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from qgemm.cuda import toolkit
 from qgemm.version import pip_install
 
 from .sources import kernels_dir
@@ -57,56 +59,60 @@ def _compiled(source: str, arch: str, headers: Mapping[str, str], more: Iterable
     """The cubin, and the log."""
     nvrtc, include = _nvrtc()
     includes = [f"--include-path={path}" for path in (kernels_dir(), include)]
-    encoded = [option.encode() for option in (*options_for(arch), *more, *includes)]
-    names, texts = ([text.encode() for text in items] for items in (headers.keys(), headers.values()))
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"qgemm.cu", len(names), texts, names)
+    options = _strings([*options_for(arch), *more, *includes])
+    names, texts, program = _strings(headers.keys()), _strings(headers.values()), ctypes.c_void_p()
+    status = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"qgemm.cu", len(headers), texts, names)
     _check(nvrtc, status, "cannot create a program")
     try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        _, size = nvrtc.nvrtcGetProgramLogSize(program)
-        log = bytearray(size)
-        nvrtc.nvrtcGetProgramLog(program, log)
-        report = log.rstrip(b"\0").decode(errors="replace")
-        _check(nvrtc, status, f"compiling for {arch} failed:\n{report}")
-        status, size = nvrtc.nvrtcGetCUBINSize(program)
-        _check(nvrtc, status, f"no cubin for {arch}")
-        cubin = bytearray(size)
-        nvrtc.nvrtcGetCUBIN(program, cubin)
-        return bytes(cubin), report
+        compiled = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        report = _result(nvrtc, program, "ProgramLog", "NVRTC wrote no log").rstrip(b"\0").decode(errors="replace")
+        _check(nvrtc, compiled, f"compiling for {arch} failed:\n{report}")
+        return _result(nvrtc, program, "CUBIN", f"no cubin for {arch}"), report
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _strings(texts: Iterable[str]) -> Any:
+    """Texts as an array of C."""
+    encoded = [text.encode() for text in texts]
+    return (ctypes.c_char_p * len(encoded))(*encoded)
+
+
+def _result(nvrtc: Any, program: ctypes.c_void_p, name: str, problem: str) -> bytes:
+    """A result of a compilation, by NVRTC's name for it."""
+    size = ctypes.c_size_t()
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{name}Size")(program, ctypes.byref(size)), problem)
+    memory = ctypes.create_string_buffer(size.value)
+    _check(nvrtc, getattr(nvrtc, f"nvrtcGet{name}")(program, memory), problem)
+    return memory.raw
 
 
 @cache
 def nvrtc_version() -> tuple[int, int]:
     """The version of the NVRTC library; CompileError if there is none."""
     nvrtc, _ = _nvrtc()
-    status, major, minor = nvrtc.nvrtcVersion()
-    _check(nvrtc, status, "NVRTC does not tell its version")
-    return major, minor
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc, nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "NVRTC does not tell its version")
+    return major.value, minor.value
 
 
 @cache
 def _nvrtc() -> tuple[Any, str]:
-    """The NVRTC binding and the folder of cuda_fp16.h."""
+    """The NVRTC library and the folder of cuda_fp16.h."""
     try:
-        from cuda.bindings import nvrtc
-        from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError as error:
-        raise CompileError(f"compiling kernels needs cuda-bindings: {pip_install('cuda13')} ({error})") from None
-    try:
-        nvrtc.nvrtcVersion()
-    except RuntimeError as error:  # the binding is there, the library is not
+        nvrtc, folder = toolkit.library("nvrtc")
+    except OSError as error:
         raise CompileError(f"the NVRTC library was not found: {pip_install('cuda13')} ({error})") from None
-    include = find_nvidia_header_directory("cudart")
+    nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+    include = toolkit.headers(folder)
     if include is None:
-        raise CompileError(f"the CUDA headers (cuda_fp16.h) were not found: {pip_install('cuda13')}")
+        raise CompileError(f"the CUDA headers ({toolkit.HEADER}) were not found: {pip_install('cuda13')}")
     return nvrtc, include
 
 
-def _check(nvrtc: Any, status: Any, problem: str) -> None:
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError(f"{problem} ({status.name})")
+def _check(nvrtc: Any, status: int, problem: str) -> None:
+    if status:
+        raise CompileError(f"{problem} ({nvrtc.nvrtcGetErrorString(status).decode()})")
 
 
 def arch_of(compute_capability: tuple[int, int]) -> str:

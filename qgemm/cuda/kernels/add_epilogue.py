@@ -27,3 +27,8 @@ def epilogue_launch(device: int, m: int, output: Output) -> Launch:
     arguments = (*arrays, ctypes.c_int64(output.n), ctypes.c_int64(count), *codes)
     function = ADD_EPILOGUE.load(None, **ADD_EPILOGUE.types[0])
     return Launch(function, -(-count // (SHARE * EPILOGUE_THREADS)), EPILOGUE_THREADS, 0, arguments, pointers, 4)
+
+
+def gate_launch(device: int, function: str, y: str, count: int) -> Launch:
+    """The kernel for y = function(gate) * up, of float32. Its pointers: up, aligned to 16 bytes, y, 0 and gate."""
+    return epilogue_launch(device, 1, Output(count, y, residual="float32", gate=function))

@@ -37,7 +37,8 @@ def grouped_products(
     first, second = p.outputs if len(p.outputs) == 2 else (p.outputs[0], Output(p.n))
     products = GroupedProducts(
         expert_bytes=p.routed.stride.nbytes, expert_rows=p.routed.stride.rows, n=p.n, k=p.k,
-        rows_of_x=rows_of_x, x_pitch=x_pitch(p), tiles_are_known=p.routed.ids_are_known, stream_k=stream_k, factor=factor, unit=unit,
+        rows_of_x=rows_of_x, x_pitch=x_pitch(p), tiles_are_known=p.routed.ids_are_known, stream_k=stream_k,
+        factor=factor, unit=unit,
     )  # fmt: skip
     products.epilogue.types = Types.from_names(first.y, "", "")
     products.bias_types[:] = [TYPE_CODES.get(output.bias, 0) for output in (first, second)]

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from qgemm.arrays import on_stream
-from qgemm.codec.format import Format, float_dtype
-from qgemm.cuda.driver.cublas import array_at, cublas
+from qgemm.codec.format import Format
+from qgemm.cuda.devices import is_capturing
+from qgemm.cuda.driver.cublas import Matrix, cublas
 from qgemm.cuda.driver.workspace import relaxed_capture, workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import C_TYPES, Problem, c_type
+from qgemm.cuda.libraries import Library, default_library
+from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Problem
 
 from .add_epilogue import epilogue_launch
 from .kernel import Kernel, Launchable, Ranked
@@ -31,27 +33,20 @@ LEGACY = 1  # the largest handle of CUDA's default stream, which no graph captur
 ALIGNED = 256  # bytes between pieces of scratch memory
 
 
-def dense(fmt: Format, k: int, row_blocks: Any, rows: int, dtype: np.dtype[Any], exponent: int) -> Any:
-    """Tiles of whole row_blocks -> the first `rows` rows of weights [rows, k] times 2^-exponent, of dtype."""
-    import cupy
-
-    weights = cupy.empty((rows, k), dtype)
-    decode(fmt, row_blocks, weights, exponent)
-    return weights
-
-
-def decode(fmt: Format, row_blocks: Any, weights: Any, exponent: int) -> None:
-    """The same into an array of weights, on the current stream."""
-    if weights.size:
-        kernel, k = DEQUANTIZE_TILES.load(fmt, Out=c_type(weights.dtype)), weights.shape[1]
-        factor = np.float32(2.0**-exponent)
-        for first in range(0, len(row_blocks), MAX_GRID_Y):
-            part = row_blocks[first : first + MAX_GRID_Y]
-            target = weights[first * tiles.ROWS :]
+def decode(fmt: Format, tiles_pointer: int, row_blocks: int, weights: Matrix, exponent: int, stream: int) -> None:
+    """Tiles of whole row_blocks -> the first rows of weights [rows, K] times 2^-exponent, of the matrix's type."""
+    if weights.rows * weights.columns:
+        kernel, k = DEQUANTIZE_TILES.load(fmt, Out=C_TYPES[weights.dtype]), weights.columns
+        factor, (_, along, nbytes) = np.float32(2.0**-exponent), tiles.tiles_shape(fmt, tiles.ROWS, k)
+        row_bytes = k * ITEMSIZE[weights.dtype]
+        for first in range(0, row_blocks, MAX_GRID_Y):
+            count, row = min(MAX_GRID_Y, row_blocks - first), first * tiles.ROWS
+            part, target = tiles_pointer + first * along * nbytes, weights.pointer + row * row_bytes
             kernel(
-                (part.shape[1] * tiles.k_blocks(fmt), len(part)),
+                (along * tiles.k_blocks(fmt), count),
                 (tiles.WARPS * tiles.LANES,),
-                (part, target, np.int64(len(target)), np.int64(k), factor),
+                (part, target, np.int64(weights.rows - row), np.int64(k), factor),
+                stream,
             )
 
 
@@ -60,72 +55,77 @@ def launch(p: Problem, _: None) -> Launchable:
 
     Scratch memory is x in the panels' type, a panel, and the sums, each where it is needed.
     """
-    plain, x_type, output = p.format.plain, _numpy_type(p.x), p.outputs[0]
-    y_type = float_dtype(output.y)
-    packed_type = plain_dtype(p.format) if plain else np.dtype(np.uint8)
-    shape = (p.n, p.k) if plain else tiles.tiles_shape(p.format, p.n, p.k)
-    panel_type = x_type if not plain or packed_type == x_type else np.dtype(np.float32)
-    exponent = p.exponent if panel_type == np.float16 else 0
-    direct = output.y in ("float32", panel_type.name) and not (output.bias or output.residual)
+    plain, x_type, output = p.format.plain, _name_of(p.x), p.outputs[0]
+    packed_type = plain_type(p.format) if plain else ""
+    panel_type = x_type if not plain or packed_type == x_type else "float32"
+    exponent = p.exponent if panel_type == "float16" else 0
+    direct = output.y in ("float32", panel_type) and not (output.bias or output.residual)
     as_it_is = packed_type == panel_type
-    step = p.n if as_it_is else max(1, WORKSPACE // (p.k * panel_type.itemsize) // tiles.ROWS) * tiles.ROWS
+    itemsize = ITEMSIZE[panel_type]
+    step = p.n if as_it_is else max(1, WORKSPACE // (p.k * itemsize) // tiles.ROWS) * tiles.ROWS
     step = min(step, p.n)
     sizes = (
-        p.m * p.k * panel_type.itemsize * (x_type != panel_type),
-        step * p.k * panel_type.itemsize * (not as_it_is),
+        p.m * p.k * itemsize * (x_type != panel_type),
+        step * p.k * itemsize * (not as_it_is),
         p.m * p.n * 4 * (not direct),
     )
     *starts, nbytes = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
     add = None if direct else epilogue_launch(p.device, p.m, output)
-    library = cublas(p.device)
+    library, arrays = cublas(p.device), default_library()
+    row_block = 0 if plain else prod(tiles.tiles_shape(p.format, tiles.ROWS, p.k))
+
+    def convert(pointer: int, name: str, target: Matrix) -> None:
+        """Numbers of a type -> a matrix of another type."""
+        shape = target.rows, target.columns
+        values = arrays.array_at(pointer, shape, name, p.device)
+        arrays.assign(arrays.array_at(target.pointer, shape, target.dtype, p.device), values)
 
     def run(stream: int, x: int, w: int, y: int, bias: int, residual: int) -> None:
-        with relaxed_capture(), on_stream(stream), library.lock:
-            memory, scratch = _scratch(p.device, stream, nbytes)
+        with relaxed_capture(), arrays.stream_context(stream, p.device), library.lock:
+            memory, scratch = _scratch(arrays, p.device, stream, nbytes)
             copied_x, panel, sums = (scratch + start for start in starts)
-            values = array_at(x, (p.m, p.k), x_type)
+            values = Matrix(copied_x if sizes[0] else x, p.m, p.k, panel_type)
             if sizes[0]:
-                source, values = values, array_at(copied_x, values.shape, panel_type)
-                values[...] = source
-            target = array_at(y, (p.m, p.n), y_type) if direct else array_at(sums, (p.m, p.n), np.dtype(np.float32))
-            multiply(stream, values, array_at(w, shape, packed_type), panel, target)
+                convert(x, x_type, values)
+            target = y if direct else sums
+            multiply(stream, values, w, panel, target, output.y if direct else "float32")
             if add is not None:
                 add(stream, sums, y, bias, residual)
             del memory  # later work of the stream may have it
 
-    def multiply(stream: int, values: Any, weights: Any, panel: int, target: Any) -> None:
+    def multiply(stream: int, values: Matrix, w: int, panel: int, target: int, y: str) -> None:
         for start in range(0, p.n, step):
-            stop = min(start + step, p.n)
-            rows = weights[start:stop] if as_it_is else array_at(panel, (stop - start, p.k), panel_type)
+            count = min(step, p.n - start)
+            rows = Matrix(w if as_it_is else panel, count, p.k, panel_type)
             if plain and not as_it_is:
-                rows[...] = weights[start:stop]
+                convert(w + start * p.k * ITEMSIZE[packed_type], packed_type, rows)
             elif not plain:
-                decode(p.format, weights[start // tiles.ROWS : -(-stop // tiles.ROWS)], rows, exponent)
-            library.multiply(stream, values, rows, target[:, start:stop], 2.0**exponent)
+                first = w + start // tiles.ROWS * row_block
+                decode(p.format, first, -(-count // tiles.ROWS), rows, exponent, stream)
+            columns = Matrix(target + start * ITEMSIZE[y], p.m, count, y, p.n)
+            library.multiply(stream, values, rows, columns, 2.0**exponent)
 
     return run
 
 
-def _scratch(device: int, stream: int, nbytes: int) -> tuple[Any, int]:
-    """Memory of the stream and its address: of CuPy's pool or, since a graph needs it at every replay, a workspace."""
-    import cupy
-
+def _scratch(arrays: Library, device: int, stream: int, nbytes: int) -> tuple[Any, int]:
+    """Memory of the stream and its address: of a library or, since a graph needs it at every replay, a workspace."""
     if not nbytes:
         return None, 0
-    if stream > LEGACY and cupy.cuda.runtime.streamIsCapturing(stream):
+    if stream > LEGACY and is_capturing(stream):
         return None, workspace(device, stream, "panels", 1 << (nbytes - 1).bit_length()).pointer
-    memory = cupy.empty(nbytes, np.uint8)
-    return memory, memory.data.ptr
+    memory = arrays.scratch(nbytes, device)()
+    return memory, arrays.pointer(memory)
 
 
-def plain_dtype(fmt: Format) -> np.dtype[Any]:
-    """NumPy's dtype of a plain format."""
-    return float_dtype("bfloat16") if fmt.name == "bf16" else fmt.dtype
+def plain_type(fmt: Format) -> str:
+    """NumPy's name of the type of a plain format."""
+    return "bfloat16" if fmt.name == "bf16" else fmt.dtype.name
 
 
-def _numpy_type(c_name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a type by the kernels' name."""
-    return float_dtype(next(name for name, c in C_TYPES.items() if c == c_name))
+def _name_of(c_name: str) -> str:
+    """NumPy's name of a type by the kernels' name."""
+    return next(name for name, c in C_TYPES.items() if c == c_name)
 
 
 def _no_config(p: Problem, rows: Sequence[int] = ()) -> tuple[()]:
