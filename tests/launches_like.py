@@ -128,6 +128,7 @@ def installed(monkeypatch) -> Gpus:
     monkeypatch.setattr(plan, "launch", gpus.launch)
     monkeypatch.setattr(plan, "gate_launch", gpus.gate_launch)
     monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
+    monkeypatch.setattr(plan, "times_of", lambda device: None)
     for module, name, target in (
         (plan, "quantize_launch", Q8_1),
         (activations, "quantize_launch", Q8_1),

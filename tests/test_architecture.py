@@ -23,13 +23,14 @@ LAZY = {
 }  # fmt: skip
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (
-    "problem configs",
+    "times problem configs",
     "layout",
     "jit",
-    "driver",
+    "driver timing",
     "kernels",
-    "libraries upload rows tensor activations encode",
+    "libraries upload rows tensor activations encode copies",
     "planes call prepare",
+    "tuner clock tuning",
 )
 
 

@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from qgemm.arguments import Activation, Array, Weights, check_not_scalar
 from qgemm.arrays import as_numpy
-from qgemm.backend import PRODUCTS, Status
+from qgemm.backend import PRODUCTS, Status, Tuned
 from qgemm.codec import search
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, floats
+from qgemm.errors import UnsupportedError
 from qgemm.parallel import threads
 from qgemm.tensor import Tensor
 
@@ -52,6 +53,10 @@ class CpuBackend:
         """A library for each format, and the one that quantizes activations; none where NumPy multiplies."""
         formats = {w.format: None for w in tensors if w.ndim > 1}
         return native.preparation(list(formats), activations)
+
+    def tune(self, *_: object) -> Tuned:
+        """UnsupportedError: products on a CPU have no configs to choose from."""
+        raise UnsupportedError("only products on a GPU are tuned")
 
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
         """Nothing to check: the host holds tensors of any format and shape."""

@@ -22,6 +22,7 @@ from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
 from qgemm.cuda.driver.workspace import relaxed_capture
 from qgemm.cuda.libraries import cupy_library, library_for
 from qgemm.cuda.problem import C_TYPES
+from qgemm.cuda.tensor import DeviceTensor
 from qgemm.errors import UnsupportedError
 from qgemm.gating import gated_by
 from qgemm.packed import Packed
@@ -93,8 +94,23 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
                 lock.release()
 
 
-def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str) -> None:
-    """All products of x: a kernel stores where it can; else its sums are stored, the epilogue added, by CuPy."""
+def multiply_by(x: Any, w: DeviceTensor, out: Any, choice: Served) -> None:
+    """out = x @ w.T by a kernel that may not be the one that serves such a product: a candidate of `qgemm tune`."""
+    with recording(x, [w], 1) as call:
+        values = read(call, x, "x", base=X)
+        source = Source(choice.problem.m, choice.problem.k, values.dtype)
+        y = target(call, out, tuple(out.shape), None)
+        _launch(call, values.pointer, source, [Product(w, w.shape[0], y)], choice.problem.activation, [choice])
+
+
+def _launch(
+    call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str,
+    choices: Sequence[Served] | None = None,
+) -> None:  # fmt: skip
+    """All products of x: a kernel stores where it can; else its sums are stored, the epilogue added, by CuPy.
+
+    choices: the kernels, if not those of the routes.
+    """
     import cupy
 
     filled = [p for p in products if p.n] if source.m else []
@@ -103,7 +119,7 @@ def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product],
         for p in filled:
             _store(p, cupy.zeros(p.y.values.shape, np.float32))
     elif filled:
-        kernels = [served(p.w, source, activation) for p in filled]
+        kernels = choices or [served(p.w, source, activation) for p in filled]
         computed = [
             p if _stores(p, kernel) else Product(p.w, p.n, temporary(call, tuple(p.y.values.shape)))
             for p, kernel in zip(filled, kernels, strict=True)

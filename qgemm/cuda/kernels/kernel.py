@@ -23,6 +23,10 @@ ExtraUnits = Callable[[Format | None, int, Collection[str]], Iterable[tuple[str,
 TokenTile = Callable[[tuple[Size, ...], int, int, int, int], int]
 
 
+def _ratio(us: float | None, other: float | None) -> float:
+    return us / other if us and other else 1.0
+
+
 def _no_units(fmt: Format | None, sm: int, activations: Collection[str]) -> tuple[()]:
     return ()
 
@@ -80,8 +84,27 @@ class Kernel:
         return y in (self.outs(x) or C_TYPES)
 
     def choose(self, problem: Problem) -> Any:
-        """The config for a problem."""
-        return self.ranked(problem)[0][0]
+        """The config for a problem: the fastest by the times of its GPU, without any the first of `ranked`."""
+        timed = self.timed(problem)
+        return timed[0][0] if timed else self.ranked(problem)[0][0]
+
+    def timed(self, problem: Problem) -> list[tuple[Any, float]]:
+        """The configs that were timed on the problem's GPU and can serve it, with their us, the fastest first.
+
+        For another number of rows of x than the timed one, the predicted time times the factor by which the prediction
+        for the timed number was wrong; where a table ranks the configs, the time itself.
+        """
+        row = problem.timed()
+        if row is None or self.name not in row.us:
+            return []
+        measured, rows = row.us[self.name], problem._replace(m=row.m)
+        predicted = {} if row.m == problem.m else {str(config): us for config, us in self.ranked(rows)}
+        times = [
+            (config, measured[name] * _ratio(us, predicted.get(name)))
+            for config, us in self.ranked(problem)
+            if (name := str(config)) in measured
+        ]
+        return sorted(times, key=lambda pair: pair[1])
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"

@@ -115,14 +115,17 @@ class Route(NamedTuple):
     grouping: Grouping = Grouping.DENSE
 
     def fits(self, p: Problem) -> bool:
-        """Whether this row serves the problem."""
+        """Whether this row serves the problem, unless a row above does."""
+        return self.may_serve(p) and self.pays(p)
+
+    def may_serve(self, p: Problem) -> bool:
+        """Whether the kernel can serve the problem, be it worth it or not."""
         return (
             grouping_of(p) is self.grouping
             and (self.grouping is not Grouping.TILES or (p.routed or Routed()).tokens in self.tokens)
             and p.x in self.types
             and p.m <= self.max_rows
             and self.can_serve(p)
-            and self.pays(p)
         )
 
     def can_serve(self, p: Problem) -> bool:
@@ -206,7 +209,14 @@ def source_of(kernel: str) -> str:
 
 
 def route(p: Problem) -> Route:
-    """The first row that fits; UnsupportedError prints the problem and where routes live."""
+    """The row of the fastest kernel by the times of the problem's GPU, without any the first row that fits.
+
+    UnsupportedError prints the problem and where routes live.
+    """
+    if p.timed() is not None:
+        times = [(times[0][1], row) for row in alternatives(p) if (times := row.kernel.timed(p))]
+        if times:
+            return min(times, key=lambda pair: pair[0])[1]
     for row in ROUTES:
         if row.fits(p):
             return row
@@ -215,6 +225,13 @@ def route(p: Problem) -> Route:
     raise UnsupportedError(
         f"no kernel for {p}{since}; the table is ROUTES in qgemm/cuda/kernels/routes.py (`qgemm routes` prints it)"
     )
+
+
+def alternatives(p: Problem) -> list[Route]:
+    """The rows of all kernels that can serve a problem, that of the one that is chosen without times first."""
+    rows = {row.kernel: row for row in reversed(ROUTES) if row.may_serve(p)}
+    first = next((row for row in ROUTES if row.fits(p)), None)
+    return sorted(reversed(rows.values()), key=lambda row: first is None or row.kernel is not first.kernel)
 
 
 def can_serve(kernel: Kernel, p: Problem) -> bool:
@@ -237,9 +254,8 @@ def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: 
 
 @lru_cache(maxsize=MAX_LAUNCHES)
 def launch(kernel: Kernel, p: Problem) -> Launchable:
-    """The launch of a kernel for a problem, by the config that the kernel ranks first; kept."""
-    config, _ = kernel.ranked(p)[0]
-    return kernel.launch(p, config)
+    """The launch of a kernel for a problem, by the config that the kernel chooses; kept."""
+    return kernel.launch(p, kernel.choose(p))
 
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
