@@ -44,6 +44,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
     monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
+    monkeypatch.setattr(cuda.prepare, "times_of", lambda device: None)
 
     def compiles(kernel, fmt, template):
         loaded.append((kernel, fmt, tuple(template.items())))
@@ -175,6 +176,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
     monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
+    monkeypatch.setattr(cuda.prepare, "times_of", lambda device: None)
     monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     state.forget(monkeypatch)
     return state

@@ -1,96 +1,31 @@
-"""`qgemm.tune`: the fastest configs in spite of a wrong cost model, the file of times, interrupts, and the way back.
-
-No GPU and no clock: a `Bench` stands for the GPU and its times, so that every test knows the fastest config.
-"""
+"""`qgemm.tune`: the fastest configs in spite of a wrong cost model, the file of times, interrupts, and the way back."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import zlib
-from types import SimpleNamespace
 
-import cupy_like
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tuning_bench import MACHINE, chosen, fastest, installed, problem, shaped
 
 import qgemm
-from qgemm import cuda, parallel
+from qgemm import parallel
 from qgemm.cuda import tuner, tuning
 from qgemm.cuda.driver import tuned
 from qgemm.cuda.kernels import prefill_sm80, routes
-from qgemm.cuda.problem import Gpu, Output, Problem
+from qgemm.cuda.problem import Output, Problem
 from qgemm.cuda.times import HERE, SHIPPED, Key, Row, Times, as_json, rows_of, worth
 from qgemm.files import compiled
 
 Q4_0, Q4_K = qgemm.FORMATS["q4_0"], qgemm.FORMATS["q4_k"]
-MACHINE = tuned.Machine("NVIDIA GeForce RTX 4090", "580.95")
-ADA = Gpu(0, 89, 128)
-
-
-def shaped(fmt, n, k):
-    """Zeros, which the system makes when they are read: the tuner reads none."""
-    return qgemm.Tensor(fmt, (n, k), np.zeros((n, k // fmt.weights), fmt.dtype))
-
-
-class Bench:
-    """Stands for a GPU, its clock and `run_all`.
-
-    us: (problem, candidate) -> its time, a pseudo-random number of the two names unless a test says otherwise.
-    """
-
-    def __init__(self):
-        self.now, self.calls, self.matrices = 0.0, [], []
-        self.us_of = lambda p, candidate: 10 + zlib.crc32(repr((p.m, *candidate.name)).encode()) % 1000 / 100
-        self.before = lambda: None
-
-    def matrix(self, w):
-        self.matrices.append(w)
-
-    def us(self, p, candidates, repeats):
-        self.before()
-        self.now += 1
-        self.calls += [(p.m, *candidate.name) for candidate in candidates]
-        return [self.us_of(p, candidate) for candidate in candidates]
 
 
 @pytest.fixture
 def bench(monkeypatch, tmp_path):
-    """An RTX 4090 that is not there."""
-    bench = Bench()
-    cupy_like.install(monkeypatch)
-    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiled, "_warned", set())
-    monkeypatch.setattr(cuda, "require", lambda who: None)
-    monkeypatch.setattr(tuning, "GpuClock", lambda: bench)
-    monkeypatch.setattr(tuning, "gpu", lambda device: ADA)
-    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=lambda: bench.now))
-    monkeypatch.setattr(tuning, "run_all", lambda tasks, progress: len(tasks))
-    monkeypatch.setattr(tuned, "machine", lambda device: MACHINE)
-    tuned._times.values.clear()
-    yield bench
-    tuned._times.values.clear()
-
-
-def problem(fmt, m, n, k, activation="a16", x="half", **more):
-    return Problem(fmt, activation, m, n, k, 89, x, (Output(n, "float16"),), sms=128, times=tuned.times_of(0), **more)
-
-
-def fastest(bench, p):
-    """The names of the fastest candidate of a problem, by the clock."""
-    return min((c.name for c in tuner.candidates(p._replace(times=None))), key=lambda name: bench.us_of(p, named(name)))
-
-
-def named(name):
-    return SimpleNamespace(name=name)
-
-
-def chosen(p):
-    """The names of the kernel and config that a plan launches."""
-    kernel = routes.route(p._replace(outputs=())).kernel
-    return kernel.name, str(kernel.choose(p._replace(x=kernel.reads(p)[0])))
+    return installed(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8", "a8_g256"])
@@ -318,3 +253,12 @@ def test_compilations_of_a_round_run_on_all_cores(bench, monkeypatch):
             for x in candidate.kernel.reads(p):
                 unit = candidate.kernel.template(p._replace(x=x), candidate.config)
                 assert (routes.source_of(candidate.kernel.name), Q4_0, unit) in compiled_units
+
+
+def test_exact_products_of_few_rows_stay_exact():
+    """A kernel that rounds weights takes the place of another such kernel only, unless x has many rows."""
+    for sm, m, activation in itertools.product((80, 89, 90, 120), (1, 8, 9, 16, 17), ("a16", "a8")):
+        rows = routes.alternatives(Problem(Q4_0, activation, m, 4096, 4096, sm))
+        kernels = [row.kernel for row in rows]
+        assert m > 16 or kernels[0].rounds or not any(kernel.rounds for kernel in kernels)
+        assert m <= 16 or any(kernel.rounds for kernel in kernels)

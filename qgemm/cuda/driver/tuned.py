@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from qgemm.cuda.configs import shipped
 from qgemm.cuda.jit import sources
-from qgemm.cuda.times import Row, Times, as_json, merged, rows_of
+from qgemm.cuda.times import Row, Times, as_json, merged, rows_of, worth
 from qgemm.errors import QgemmError
 from qgemm.files.compiled import load, store
 from qgemm.files.json_parser import parse_object
 from qgemm.once import Once
+from qgemm.version import __version__
 
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 PASSED_OVER = "the times of `qgemm tune` are passed over"
@@ -67,6 +68,12 @@ def write(machine: Machine, rows: Iterable[Row]) -> bool:
     data = json.dumps({**heading(machine), "rows": list(map(as_json, known))}, separators=(",", ":")).encode()
     _times.values.clear()
     return store(machine.file, data)
+
+
+def report(machine: Machine) -> dict[str, Any]:
+    """The times of a machine for others who own its GPU, without the configs that are never chosen."""
+    rows = [as_json(row._replace(us=worth(row.us))) for row in read(machine)]
+    return {**heading(machine), "qgemm": __version__, "rows": rows}
 
 
 def heading(machine: Machine) -> dict[str, str]:

@@ -47,6 +47,7 @@ class Kernel:
     products: the number of products of one format that a launch computes.
     adds: whether it adds bias and residual itself.
     uses_exponent: whether the exponent of a problem, which brings all of W into the range of half, has a use.
+    rounds: whether it rounds weights to the type of x before it multiplies.
     takes_q8_1: whether x of "a8" comes as Q8_1 blocks; otherwise as the values that they decode to.
     outs: type of x as the kernel reads it -> NumPy's names of the types of y, for each of which its source is compiled
         anew; () if one source stores any type.
@@ -70,6 +71,7 @@ class Kernel:
     products: int = 1
     adds: bool = False
     uses_exponent: bool = False
+    rounds: bool = False
     takes_q8_1: bool = False
     outs: Callable[[str], tuple[str, ...]] = lambda x: ()
     forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)

@@ -48,6 +48,7 @@ GEMM_TOKENS = (gemm_sm90_s8.BLOCK_TOKENS,)
 # mma.sync of e4m3 on sm_90 costs 1.9 times as much as of int8: 180.5 instead of 97.3 us with 256 rows of x, 44.1
 # instead of 22.2 us with 16 (8192x8192).
 E4M3_BY_MMA_SYNC = 1.9
+EXACT_ROWS = 16  # rows of x up to which exact products stay exact, whatever was timed
 MAX_LAUNCHES = 1024  # launches in the cache
 LARGE = 4096  # rows of x, too many for the decode kernels
 TYPE_NAMES = tuple(C_TYPES)
@@ -228,10 +229,17 @@ def route(p: Problem) -> Route:
 
 
 def alternatives(p: Problem) -> list[Route]:
-    """The rows of all kernels that can serve a problem, that of the one that is chosen without times first."""
+    """The rows of all kernels that can serve a problem as exactly, the row that is chosen without times first.
+
+    Up to EXACT_ROWS rows of x no kernel that rounds weights takes the place of one that does not.
+    """
     rows = {row.kernel: row for row in reversed(ROUTES) if row.may_serve(p)}
     first = next((row for row in ROUTES if row.fits(p)), None)
-    return sorted(reversed(rows.values()), key=lambda row: first is None or row.kernel is not first.kernel)
+    if first is None:
+        return []
+    others = (row for row in reversed(rows.values()) if row.kernel is not first.kernel)
+    exact = p.m <= EXACT_ROWS and not first.kernel.rounds
+    return [first, *(row for row in others if not (exact and row.kernel.rounds))]
 
 
 def can_serve(kernel: Kernel, p: Problem) -> bool:
