@@ -22,7 +22,7 @@ from .copies import repeated_rows
 from .problem import C_TYPES, Problem
 from .tensor import DeviceTensor
 from .times import Key, Row, Times
-from .timing import ROTATE, capture, copies_of, replays, rotation
+from .timing import MAX_CALLS, ROTATE, capture, copies_of, replays, rotation
 from .tuner import Candidate
 
 SHARE = 0.3  # part of the GPU's free memory for copies of weights
@@ -53,7 +53,7 @@ class GpuClock:
         base = w.to_device() if isinstance(w, Tensor) else w
         assert isinstance(base, DeviceTensor)
         budget = min(ROTATE, int(SHARE * cupy.cuda.runtime.memGetInfo()[0]))
-        shifts = range(1, copies_of(base.nbytes, budget))
+        shifts = range(1, min(copies_of(base.nbytes, budget), MAX_CALLS))
         self._copies += [base, *(repeated_rows(base, base.shape, shift) for shift in shifts)]
         rng = np.random.default_rng(0)
         self._picked = cupy.asarray(np.sort(rng.choice(w.shape[0], min(w.shape[0], SAMPLE), replace=False)))
@@ -67,8 +67,7 @@ class GpuClock:
         for number, candidate in enumerate(candidates):
             try:
                 self._check(p, candidate, x, y, exact)
-                turns = rotation(self._copies, self._copies[0].nbytes, 2.0 * p.m * p.n * p.k)
-                calls = [partial(self._multiply, p, candidate, x, w, y) for w in turns]
+                calls = [partial(self._multiply, p, candidate, x, w, y) for w in self._turns(p)]
                 loops[number] = capture(self._stream, calls)
             except (ValueError, RuntimeError, ArithmeticError, MemoryError):  # CUDA raises RuntimeError
                 continue
@@ -86,6 +85,12 @@ class GpuClock:
             self._kept[p.m, p.x] = x, cupy.empty((p.m, p.n), float_dtype(p.outputs[0].y)), exact
             cupy.cuda.Device().synchronize()
         return self._kept[p.m, p.x]
+
+    def _turns(self, p: Problem) -> list[DeviceTensor]:
+        """The weights of the calls of a loop: no more copies than a loop of the least duration needs calls."""
+        nbytes, operations = self._copies[0].nbytes, 2.0 * p.m * p.n * p.k
+        calls = len(rotation([None], nbytes, operations))
+        return rotation(self._copies[: max(2, calls)], nbytes, operations)
 
     def _check(self, p: Problem, candidate: Candidate, x: Any, y: Any, exact: Any) -> None:
         """ArithmeticError for a product that is far from that by decoded weights."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from qgemm.codec.format import Format
@@ -104,7 +105,7 @@ class Kernel:
         times = [
             (config, measured[name] * _ratio(us, predicted.get(name)))
             for config, us in self.ranked(problem)
-            if (name := str(config)) in measured
+            if (name := str(config)) in measured and us != inf
         ]
         return sorted(times, key=lambda pair: pair[1])
 
