@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import cupy_like
+import launches_like
 import merge_times
 import numpy as np
 import pytest
 from tuning_bench import ADA, MACHINE, chosen, fastest, installed, problem, shaped
 
 import qgemm
-from qgemm.cuda import configs
+from qgemm.codec.format import float_dtype
+from qgemm.cuda import clock, configs, tuner
+from qgemm.cuda.call import plan, products
 from qgemm.cuda.driver import tuned
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.needed import needed
@@ -115,3 +119,26 @@ def test_a_report_becomes_shipped_times(bench, model, tmp_path, run, monkeypatch
         report.write_text(json.dumps({**json.loads(report.read_text()), field: wrong}))
         with pytest.raises(qgemm.QgemmError):
             merge_times.merge(report)
+
+
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("m", [1, 16, 70])
+def test_a_candidate_is_launched_by_the_plan_of_a_product(monkeypatch, activation, dtype, m):
+    """The clock's call: x in the form that the candidate's kernel reads, then the kernel by the candidate's config."""
+    gpus = launches_like.installed(monkeypatch)
+    w = np.random.default_rng(0).integers(-4, 5, (40, 64))
+    on_device = gpus.tensor(w)
+    x = cupy_like.asarray(np.random.default_rng(1).integers(-4, 5, (m, 64)), float_dtype(dtype))
+    p = plan.problem(on_device, plan.Source(m, 64, dtype), activation)
+    launch, launched = plan.launch, []
+    monkeypatch.setattr(plan, "launch", lambda kernel, p: launched.append((kernel, p)) or launch(kernel, p))
+    for candidate in tuner.candidates(p):
+        if candidate.kernel.stores(p.x, "float32"):
+            y = cupy_like.ndarray((m, 40), np.float32)
+            launched.clear()
+            products.multiply_by(x, on_device, y, clock.chosen(p, candidate))
+            ((kernel, launched_problem),) = launched
+            assert kernel is candidate.kernel
+            assert kernel.choose(launched_problem) == candidate.config
+            np.testing.assert_allclose(y.get(), x.get().astype(np.float64) @ w.T, rtol=2.0**-7)
