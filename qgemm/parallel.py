@@ -1,11 +1,15 @@
-"""Row slices of an array, worked on by every core."""
+"""Row slices of an array, and tasks, worked on by every core."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from queue import Empty, SimpleQueue
+
+from tqdm import tqdm
 
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
 MAX_THREADS = 4096  # that may be set; the pool of compiled code starts fewer
@@ -81,3 +85,45 @@ def for_slices(total: int, step: int, work: Callable[[slice], object]) -> None:
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(work, part) for part in slices]:
             future.result()
+
+
+def run_all(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
+    """The number of tasks that compiled, all run on a thread per core; after an error or Ctrl-C no other begins.
+
+    The threads live for one call only, and end before it returns.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    hidden = None if progress is None else not progress
+    # Ctrl-C inside submit or as_completed of concurrent.futures may leave a lock held, at which its threads then wait
+    # without end. A SimpleQueue has no such lock, and no task begins before all threads have started.
+    waiting: SimpleQueue[Callable[[], bool] | None] = SimpleQueue()
+    results: SimpleQueue[bool | BaseException] = SimpleQueue()
+
+    def work() -> None:
+        while (task := waiting.get()) is not None:
+            try:
+                results.put(task())
+            except BaseException as error:
+                results.put(error)
+
+    compiled = 0
+    with ThreadPoolExecutor(cores) as pool:
+        try:
+            for _ in range(cores):
+                pool.submit(work)
+            with tqdm(None, "kernels", len(tasks), disable=hidden, leave=False, delay=1) as bar:
+                for task in tasks:
+                    waiting.put(task)
+                for _ in tasks:
+                    result = results.get()
+                    if isinstance(result, BaseException):
+                        raise result
+                    compiled += result
+                    bar.update()
+        finally:
+            while not waiting.empty():
+                with suppress(Empty):
+                    waiting.get_nowait()
+            for _ in range(cores):
+                waiting.put(None)
+    return compiled

@@ -23,13 +23,14 @@ LAZY = {
 }  # fmt: skip
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (
-    "devices toolkit problem configs",
+    "devices toolkit times problem configs",
     "layout",
     "jit",
-    "driver libraries",
+    "driver libraries timing",
     "kernels",
-    "upload rows tensor activations encode",
+    "upload rows tensor activations encode copies",
     "planes call prepare",
+    "tuner clock tuning",
 )
 
 

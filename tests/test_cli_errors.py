@@ -48,7 +48,7 @@ def test_usage_errors(refused, words):
 
 
 def test_no_command_names_them(refused):
-    assert "name a command: info, convert, verify, matmul, prepare, routes, bench (" in refused(status=2)
+    assert "name a command: info, convert, verify, matmul, prepare, tune, routes, bench (" in refused(status=2)
 
 
 @pytest.mark.parametrize("command", [["verify"], ["matmul"]])

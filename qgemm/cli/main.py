@@ -18,7 +18,7 @@ from qgemm.backend import backends
 from qgemm.text import filled, printable, terminal_width
 from qgemm.version import __version__
 
-from . import bench, convert, info, matmul, prepare, routes, verify
+from . import bench, convert, info, matmul, prepare, routes, tune, verify
 from .common import UsageError
 from .info import backend_lines
 
@@ -28,6 +28,7 @@ COMMANDS = (
     verify.COMMAND,
     matmul.COMMAND,
     prepare.COMMAND,
+    tune.COMMAND,
     routes.COMMAND,
     bench.COMMAND,
 )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import backends
-from qgemm.cuda.kernels.routes import ANY, ROUTES, Route, route
+from qgemm.cuda.driver.tuned import times_of
+from qgemm.cuda.kernels.routes import ANY, ROUTES, Route, alternatives, route
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Gpu, Problem, gpu
 from qgemm.formats import FORMATS
 from qgemm.text import columns, printable
@@ -43,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"\n{machine(here)}")
     else:
         on = Gpu(0, TUNED_SM, TUNED_SMS) if here is None or args.sm else here
-        print(choice(args.problem._replace(sm=args.sm or on.sm, sms=args.sms or on.sms)))
+        times = times_of(on.device) if backends()["cuda"].available and on is here and not args.sms else None
+        print(choice(args.problem._replace(sm=args.sm or on.sm, sms=args.sms or on.sms, times=times)))
     return 0
 
 
@@ -79,6 +83,8 @@ def choice(p: Problem) -> str:
     lines = [f"{p}, {p.sms} SMs: {kernel.name}"]
     problem_of_kernel = p._replace(x=kernel.reads(p)[0])
     ranked = [(str(config), us) for config, us in kernel.ranked(problem_of_kernel) if config is not None]
+    if timed := kernel.timed(p):
+        return "\n".join([*lines, *by_times(p, kernel.name, timed)])
     if not ranked:
         return lines[0] + ", which has no configs"
     if ranked[0][1] is None:
@@ -87,6 +93,18 @@ def choice(p: Problem) -> str:
     lines.append(f"{len(ranked)} of its configs can serve it; the one of least predicted time is launched")
     rows = [("config", "us"), *((config, f"{us:.2f}") for config, us in ranked[:SHOWN])]
     return "\n".join([*lines, columns("<>", rows)])
+
+
+def by_times(p: Problem, name: str, timed: Sequence[tuple[Any, float]]) -> Iterator[str]:
+    """The lines of a choice by measured times: their source, and the fastest configs of the kernel, then of others."""
+    row = p.timed()
+    assert row is not None
+    at = "" if row.m == p.m else f" with M={row.m}, whose times correct the predicted ones"
+    yield f"chosen by {row.source}{at}; the fastest is launched"
+    others = [(other.kernel.name, other.kernel.timed(p)) for other in alternatives(p) if other.kernel.name != name]
+    rows = [(name, config, us) for config, us in timed[:SHOWN]]
+    rows += [(other, *times[0]) for other, times in others if times]
+    yield columns("<<>", [("kernel", "config", "us"), *((k, str(c or "-"), f"{us:.2f}") for k, c, us in rows)])
 
 
 def route_table(sm: int | None = None) -> str:

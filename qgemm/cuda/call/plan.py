@@ -15,6 +15,7 @@ from qgemm.codec.format import Format
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
+from qgemm.cuda.driver.tuned import times_of
 from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.kernels.activations import (
     dequantize_launch,
@@ -108,7 +109,8 @@ class Form(NamedTuple):
 def problem(w: DeviceTensor | DeviceExperts, source: Source, activation: str = "a16") -> Problem:
     """A product x @ w.T of the call's x, whose outputs are not known yet."""
     on, x, (n, k) = gpu(w.device), C_TYPES[source.dtype], w.shape[-2:]
-    return Problem(w.format, activation, source.m, n, k, on.sm, x, (), w.exponent, on.device, on.sms)
+    p = Problem(w.format, activation, source.m, n, k, on.sm, x, (), w.exponent, on.device, on.sms)
+    return p._replace(times=times_of(on.device))
 
 
 def served(w: DeviceTensor | DeviceExperts, source: Source, activation: str) -> Served:

@@ -146,6 +146,14 @@ def _template(p: Problem, config: Template) -> Template:
 
 # Its launches run the transform of the same name, whatever the config.
 DEQUANTIZE = Kernel(
-    DEQUANTIZE_TILES.name, _no_config, _ranked, _dequantize_templates, _template, launch, adds=True, uses_exponent=True
+    DEQUANTIZE_TILES.name,
+    _no_config,
+    _ranked,
+    _dequantize_templates,
+    _template,
+    launch,
+    adds=True,
+    uses_exponent=True,
+    rounds=True,
 )
 CUBLAS = Kernel("cublas", _no_config, _ranked, _no_config, _template, launch, adds=True, uses_exponent=True)

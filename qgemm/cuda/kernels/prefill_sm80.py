@@ -240,7 +240,7 @@ def _template(p: Problem, plan: Plan) -> Template:
 
 PREFILL_SM80 = Kernel(
     A16, partial(configs, A16), partial(ranked, A16), partial(chosen, A16), _template,
-    partial(launch, A16), reads=half_rows, outs=outs, uses_exponent=True,
+    partial(launch, A16), reads=half_rows, outs=outs, uses_exponent=True, rounds=True,
 )  # fmt: skip
 PREFILL_SM80_A8 = Kernel(
     A8, partial(configs, A8), partial(ranked, A8), partial(chosen, A8), _template,

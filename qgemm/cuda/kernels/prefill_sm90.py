@@ -134,7 +134,7 @@ def grouped_chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm90Config]:
 PREFILL_SM90 = Kernel(
     SOURCE, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
     lambda p, config: prefill_template(p.format, config, p.x), lambda p, config: PrefillLaunch(p, config).enter,
-    reads=half_rows, adds=True,
+    reads=half_rows, adds=True, rounds=True,
 )  # fmt: skip
 MOE_PREFILL_SM90 = Kernel(
     "moe_prefill_sm90", grouped_configs, grouped_ranked, grouped_chosen, grouped_template, GroupedLaunch,
