@@ -43,10 +43,11 @@ def needed(
     shapes: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     experts: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     for tensor in tensors:
-        if tensor.ndim > 1 and (tensor.format.tiled or PLAIN.holds(tensor.format)):
-            shapes[tensor.format].add(tuple(tensor.shape[-2:]))
-        if tensor.ndim == 3 and (tensor.format.tiled or PLAIN.holds(tensor.format)) and "a16" in activations:
-            experts[tensor.format].add(tuple(tensor.shape))
+        fmt = tensor.format.on_device
+        if tensor.ndim > 1 and (fmt.tiled or PLAIN.holds(fmt)):
+            shapes[fmt].add(tuple(tensor.shape[-2:]))
+            if tensor.ndim == 3 and "a16" in activations:
+                experts[fmt].add(tuple(tensor.shape))
     keys = {_key(name, None, template) for name, template in common_variants(sm)}
     for fmt, matrices in shapes.items():
         if fmt.tiled:
