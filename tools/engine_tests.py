@@ -5,7 +5,7 @@
     tools/engine_tests.py --case qwen3:eager  one case
     tools/engine_tests.py --list
 
-A case is a model and a mode. Each runs in a process of its own on vLLM's CPU build. The expected tokens come from
+A case is a model and a mode, on vLLM's CPU build. The expected tokens come from
 transformers in float32, on the weights of the .gguf file, decoded. Refusals are cases as well: their message must come
 before loading.
 """
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, str]]] = {
     "tied": ("qwen3", "Qwen3Config", SIZES | {"head_dim": 64, "tie_word_embeddings": True}, "q4_0", FLAT),
     "qwen3moe": ("qwen3moe", "Qwen3MoeConfig", SIZES | {"head_dim": 64} | MOE, "q4_k",
                  {"ffn_down_exps": "q6_k", "ffn_up_exps": "iq3_s", "attn_v": "q6_k"}),
-    "gemma3": ("gemma3", "Gemma3TextConfig", SIZES | {"head_dim": 64, "sliding_window": 8}, "q4_0", FLAT),
+    "gemma3": ("gemma3", "Gemma3TextConfig", SIZES | {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 8}, "q4_0", FLAT),
     "gpt2": ("gpt2", "GPT2Config", GPT2, "q5_0", {"ffn_down": "q8_0"}),
 }  # fmt: skip
 MODES: dict[str, dict[str, Any]] = {
@@ -88,14 +89,43 @@ def make(model: str, folder: Path) -> None:
                 parameter += 0.1 * torch.randn(parameter.shape)
             else:
                 parameter *= 3
+    folder.mkdir(parents=True, exist_ok=True)
     reference.save_pretrained(folder / "hf")
-    qgemm.convert(folder / "hf", folder / "model.gguf", default, tensor_types=formats, pure=True, force=True)
+    if arch == "gpt2":
+        write_gpt2(reference, folder / "model.gguf", default, formats)
+    else:
+        qgemm.convert(folder / "hf", folder / "model.gguf", default, tensor_types=formats, pure=True, force=True)
     decode(reference, arch, folder / "model.gguf")
     expected = {"plain": greedy(reference)}
     if arch in ("llama", "qwen3"):
         adapter(reference, folder / "lora")
         expected["lora"] = greedy(reference)
     (folder / "expected.json").write_text(json.dumps(expected))
+
+
+def write_gpt2(model: Any, path: Path, default: str, formats: dict[str, str]) -> None:
+    """Write a GPT-2 as a .gguf file, as the converter of llama.cpp does; `qgemm convert` does not know GPT-2."""
+    from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+
+    import qgemm
+
+    names = get_tensor_name_map(MODEL_ARCH.GPT2, model.config.n_layer)
+    writer = GGUFWriter(path, "gpt2")
+    writer.add_block_count(model.config.n_layer)
+    for name, parameter in model.named_parameters():
+        base, _, kind = name.rpartition(".")
+        value, name = parameter.detach().numpy(), f"{names.get_name(base)}.{kind}"
+        if value.ndim == 1 or "position" in name:
+            writer.add_tensor(name, value)
+            continue
+        value = value.T.copy() if base.rpartition(".")[2].startswith("c_") else value
+        fmt = next((fmt for part, fmt in formats.items() if part in name), default)
+        blocks = qgemm.quantize(value, fmt).blocks
+        writer.add_tensor(name, blocks.view("u1").reshape(len(value), -1), raw_dtype=GGMLQuantizationType[fmt.upper()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def decode(model: Any, arch: str, path: Path) -> None:
@@ -126,9 +156,7 @@ def decode(model: Any, arch: str, path: Path) -> None:
                 value = heads.transpose(1, 2).reshape(value.shape)
             if arch == "gemma3" and "norm" in name:
                 value -= 1
-            if (arch == "gpt2" and parameter.dim() == 2 and value.shape != parameter.shape) or (
-                "c_" in name and value.dim() == 2
-            ):
+            if arch == "gpt2" and ".c_" in name and value.dim() == 2:  # Conv1D holds the transposed matrix
                 value = value.T
             parameter.copy_(value.reshape(parameter.shape))
 
@@ -165,22 +193,36 @@ def greedy(model: Any) -> list[int]:
     return tokens[0, len(PROMPT) :].tolist()
 
 
-def serve(case: str, folder: Path) -> None:
-    """Generate by vLLM, and print the tokens."""
+def serve(cases: list[str], work: Path) -> None:
+    """Generate by vLLM, and print a line for each case: its tokens, or the error."""
     from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.lora.request import LoRARequest
 
-    model, mode = case.split(":")
-    llm = LLM(
-        model=str(folder / "model.gguf"), hf_config_path=str(folder / "hf"), skip_tokenizer_init=True, dtype="float32",
-        max_model_len=64, max_num_seqs=2, **MODES[mode],
-    )  # fmt: skip
     sampling = SamplingParams(max_tokens=TOKENS, temperature=0, detokenize=False, ignore_eos=True)
-    lora = LoRARequest("adapter", 1, str(folder / "lora")) if mode == "lora" else None
-    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * 2, sampling, lora_request=lora)
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    assert tokens[0] == tokens[1], tokens
-    print("TOKENS", json.dumps(tokens[0]), flush=True)
+    for case in cases:
+        model, mode = case.split(":")
+        folder, llm = work / model, None
+        try:
+            llm = LLM(
+                model=str(folder / "model.gguf"), hf_config_path=str(folder / "hf"), skip_tokenizer_init=True,
+                dtype="float32", max_model_len=64, max_num_seqs=2, seed=0, **MODES[mode],
+            )  # fmt: skip
+            lora = LoRARequest("adapter", 1, str(folder / "lora")) if mode == "lora" else None
+            outputs = llm.generate([{"prompt_token_ids": PROMPT}] * 2, sampling, lora_request=lora)
+            tokens = [list(output.outputs[0].token_ids) for output in outputs]
+            print("RESULT", case, json.dumps(tokens[0] if tokens[0] == tokens[1] else tokens), flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            print("RESULT", case, json.dumps(repr(error)), flush=True)
+        del llm
+        if not parallel(case):
+            cleanup_dist_env_and_memory()
+
+
+def parallel(case: str) -> bool:
+    """Whether a case needs several processes."""
+    return "distributed_executor_backend" in MODES[case.split(":")[1]]
 
 
 # ---------------------------------------------------------------- the environment and the processes
@@ -201,34 +243,43 @@ def environment() -> Path:
     return python
 
 
-def run(python: Path, case: str, work: Path, timeout: float) -> tuple[bool, str]:
-    """Whether a case passes, and what it printed that matters."""
-    model, mode = case.split(":")
-    folder = work / model
-    folder.mkdir(parents=True, exist_ok=True)
+def run(python: Path, cases: list[str], work: Path, timeout: float) -> list[str]:
+    """Run cases, those without parallelism in one process, since each process imports vLLM; the lines of a log."""
     variables = os.environ | {
         "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if parallel(cases[0]) else "0",
     }  # fmt: skip
-    log = folder / f"{mode}.log"
+    log = work / f"{cases[0].replace(':', '-')}.log"
+    arguments = [argument for case in cases for argument in ("--case", case)]
+    command = [str(python), __file__, *arguments, "--work", str(work), "--step"]
     with log.open("w") as stream:
-        for step, finished in (("make", folder / "expected.json"), ("serve", None)):
-            if finished is not None and finished.exists():
-                continue
-            command = [str(python), __file__, "--step", step, "--case", case, "--work", str(work)]
+        for step in ("make", "serve"):
             try:
-                subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=variables, timeout=timeout)
+                subprocess.run(
+                    [*command, step],
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    env=variables,
+                    timeout=timeout * len(cases),
+                )
             except subprocess.TimeoutExpired:
-                return False, f"no result in {timeout:.0f} s: {log}"
-    text = log.read_text()
+                print(f"no result in {timeout * len(cases):.0f} s: {log}")
+    return log.read_text().splitlines()
+
+
+def verdict(case: str, lines: list[str], work: Path) -> tuple[bool, str]:
+    """Whether a case passed, and its tokens or errors."""
+    model, mode = case.split(":")
     if case in REFUSED:
-        return REFUSED[case] in text, next((line for line in text.splitlines() if REFUSED[case] in line), str(log))
-    found = [line for line in text.splitlines() if line.startswith("TOKENS ")]
-    if not found:
-        return False, f"no tokens: {log}"
-    tokens = json.loads(found[-1].removeprefix("TOKENS "))
-    expected = json.loads((folder / "expected.json").read_text())["lora" if mode == "lora" else "plain"]
-    return tokens == expected, f"{tokens}" if tokens == expected else f"{tokens}, expected {expected}"
+        texts = [line for line in lines if REFUSED[case] in line]
+        return bool(texts), texts[0].strip() if texts else "was not refused"
+    results = [line.split(" ", 2)[2] for line in lines if line.startswith(f"RESULT {case} ")]
+    if not results:
+        return False, "no result"
+    expected = json.loads((work / model / "expected.json").read_text())["lora" if mode == "lora" else "plain"]
+    passed = json.loads(results[-1]) == expected
+    return passed, results[-1] + ("" if passed else f", expected {expected}")
 
 
 def main() -> None:
@@ -243,22 +294,27 @@ def main() -> None:
     cases = options.case or [*CASES, *REFUSED]
     if options.list:
         print("\n".join(cases))
-    elif options.step:
-        model = cases[0].split(":")[0]
-        step = {
-            "make": lambda: make(model, options.work / model),
-            "serve": lambda: serve(cases[0], options.work / model),
-        }
-        step[options.step]()
+    elif options.step == "make":
+        for model in dict.fromkeys(case.split(":")[0] for case in cases):
+            if not (options.work / model / "expected.json").exists():
+                try:
+                    make(model, options.work / model)
+                except Exception:
+                    traceback.print_exc()
+    elif options.step == "serve":
+        serve(cases, options.work)
     else:
-        python, failures = environment(), 0
-        for case in cases:
+        python, work, failures = environment(), options.work.resolve(), 0
+        work.mkdir(parents=True, exist_ok=True)
+        together = [case for case in cases if not parallel(case)]
+        for group in [*([together] if together else []), *([case] for case in cases if parallel(case))]:
             start = time.perf_counter()
-            passed, text = run(python, case, options.work.resolve(), options.timeout)
-            failures += not passed
-            print(
-                f"{'ok' if passed else 'FAILED':6} {case:18} {time.perf_counter() - start:5.0f} s  {text}", flush=True
-            )
+            lines = run(python, group, work, options.timeout)
+            for case in group:
+                passed, text = verdict(case, lines, work)
+                failures += not passed
+                print(f"{'ok' if passed else 'FAILED':6} {case:18} {text}", flush=True)
+            print(f"{len(group)} in {time.perf_counter() - start:.0f} s", flush=True)
         sys.exit(f"{failures} of {len(cases)} cases failed" if failures else 0)
 
 

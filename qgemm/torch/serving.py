@@ -124,22 +124,28 @@ def cut_columns(shard: Shard, rank: int, ranks: int, label: str) -> Shard:
 def linear(layer: Any, x: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
     """y [..., N] of a layer, the products by its weights side by side."""
     weights: tuple[Weight, ...] = layer.qgemm_weights
-    y: torch.Tensor = _traced_linear_joined(
-        x,
-        [getattr(layer, w.name) for w in weights],
-        bias,
-        [w.format for w in weights],
-        [w.shape[0] for w in weights],
-        weights[0].shape[1],
-        activation,
-    )
+    return products_of([getattr(layer, w.name) for w in weights], weights, x, bias, activation)
+
+
+def products_of(
+    parameters: Sequence[torch.Tensor], weights: Sequence[Weight], x: torch.Tensor, bias: torch.Tensor | None = None,
+    activation: str = "a16",
+) -> torch.Tensor:  # fmt: skip
+    """y [..., N] of packed weights, their products side by side."""
+    formats, ns = [w.format for w in weights], [w.shape[0] for w in weights]
+    y: torch.Tensor = _traced_linear_joined(x, parameters, bias, formats, ns, weights[0].shape[1], activation)
     return y
 
 
 def embedding(layer: Any, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows of a layer's table by their index."""
     (table,) = layer.qgemm_weights
-    rows: torch.Tensor = traced_embedding(index, getattr(layer, table.name), table.format, *table.shape, dtype)
+    return rows_of(getattr(layer, table.name), table, index, dtype)
+
+
+def rows_of(parameter: torch.Tensor, weight: Weight, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of one packed weight by their index."""
+    rows: torch.Tensor = traced_embedding(index, parameter, weight.format, *weight.shape, dtype)
     return rows
 
 

@@ -36,6 +36,8 @@ class PackedLinearMethod(LinearMethodBase):  # type: ignore[misc]
     they are known before loading.
     """
 
+    parameter = "qweight"  # name of the first packed weight
+
     def __init__(self, label: str, activation: str, floats: bool = False, formats: tuple[Format, ...] = ()) -> None:
         self.label, self.activation, self.floats, self.formats = label, activation, floats, formats
 
@@ -59,7 +61,7 @@ class PackedLinearMethod(LinearMethodBase):  # type: ignore[misc]
         if not shards:
             raise UnsupportedError(f"{self.label}: the file has no tensor of this layer")
         _forget(layer, "")
-        serving.hold_joined(layer, "qweight", shards)
+        serving.hold_joined(layer, self.parameter, shards)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """y = x @ W.T + bias."""
@@ -68,6 +70,8 @@ class PackedLinearMethod(LinearMethodBase):  # type: ignore[misc]
 
 class PackedEmbeddingMethod(PackedLinearMethod):
     """The table of token embeddings, which may be the head too, and a head of its own."""
+
+    parameter = "weight"  # the name that vLLM's LoRA layer for tables reads
 
     def create_weights(
         self, layer: Any, input_size_per_partition: int, output_partition_sizes: list[int], input_size: int,
@@ -95,7 +99,7 @@ class PackedEmbeddingMethod(PackedLinearMethod):
 
 
 class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
-    """Experts, whose gate, up and down each have a format of their own. Tensor parallelism cuts each, or shares them."""
+    """Experts, whose gate, up and down each have a format of their own; ranks cut each expert, or share the experts."""
 
     def __init__(self, label: str, moe: Any, formats: tuple[Format, ...] = ()) -> None:
         super().__init__(moe)
