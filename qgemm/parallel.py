@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from qgemm.system.process import after_fork, cpus
+
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
 MAX_THREADS = 4096  # that may be set; the pool of compiled code starts fewer
 MAX_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
@@ -50,9 +52,7 @@ def _configured() -> int:
 @cache
 def cores() -> int:
     """The number of physical cores in the affinity mask: a second thread of a core adds nothing to a product."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return max(1, len({_siblings(cpu) for cpu in os.sched_getaffinity(0)}))
+    return max(1, len({_siblings(cpu) for cpu in cpus()}))
 
 
 def _siblings(cpu: int) -> str:
@@ -64,7 +64,7 @@ def _siblings(cpu: int) -> str:
         return str(cpu)
 
 
-os.register_at_fork(after_in_child=cores.cache_clear)  # a child may be given other CPUs
+after_fork(cores.cache_clear)  # a child may be given other CPUs
 
 
 def for_slices(total: int, step: int, work: Callable[[slice], object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from .codec.float_types import DType
 from .codec.format import float_name
 from .errors import UnsupportedError
 from .packed import Packed
+from .system.process import cpus
 from .tensor import Tensor
 from .views import View
 
@@ -100,7 +100,7 @@ def _run(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
 
     The threads live for one call only, and end before it returns.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(cpus())
     hidden = None if progress is None else not progress
     # Ctrl-C inside submit or as_completed of concurrent.futures may leave a lock held, at which its threads then wait
     # without end. A SimpleQueue has no such lock, and no task begins before all threads have started.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 from typing import Any
 
 from qgemm import parallel
 from qgemm.log import logger
+from qgemm.system.process import after_fork
 
 from .calls import CHUNKS, POOL
 from .library import Loader, library
@@ -29,7 +29,7 @@ def pool() -> ctypes.CDLL | None:
     code.qgemm_multiply.restype = None
     code.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     code.qgemm_run.restype = None
-    os.register_at_fork(after_in_child=code.qgemm_after_fork)
+    after_fork(code.qgemm_after_fork)
     atexit.register(code.qgemm_threads, 1)
     return code
 
