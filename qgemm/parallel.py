@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from qgemm.system.process import after_fork, cpus
+from qgemm.system.process import after_fork, cpus, setting
 
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
 MAX_THREADS = 4096  # that may be set; the pool of compiled code starts fewer
@@ -16,6 +15,7 @@ SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # the 
 
 
 _chosen: int | None = None
+_read_setting = setting("QGEMM_THREADS")
 
 
 def threads(number: int | None = None) -> int:
@@ -41,12 +41,12 @@ def _configured() -> int:
     """The number set by `threads` or by $QGEMM_THREADS, 0 for none; ValueError for a setting that is no number."""
     if _chosen is not None:
         return _chosen
-    setting = os.environ.get("QGEMM_THREADS", "")
-    if not setting:
+    text = _read_setting()
+    if not text:
         return 0
-    if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= MAX_THREADS):
-        raise ValueError(f"QGEMM_THREADS is {setting!r}, and must be a whole number from 1 to {MAX_THREADS}")
-    return int(setting)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_THREADS):
+        raise ValueError(f"QGEMM_THREADS is {text!r}, and must be a whole number from 1 to {MAX_THREADS}")
+    return int(text)
 
 
 @cache

@@ -140,3 +140,4 @@ void qgemm_after_fork(void) {
 }
 
 #include "multiply.h"
+#include "replay.h"

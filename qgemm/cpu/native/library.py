@@ -18,7 +18,7 @@ from qgemm.files.compiled import load_or_make
 from qgemm.locks import new_lock
 from qgemm.log import logger
 from qgemm.once import Once
-from qgemm.system.process import cpu, load_library, machine
+from qgemm.system.process import cpu, load_library, machine, setting
 from qgemm.version import pip_install
 
 from . import prebuilt
@@ -31,6 +31,7 @@ NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # features o
 
 ATTEMPTS = 3  # runs of a compiler that are stopped before it counts as broken
 
+_read_setting = setting(DISABLED)
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = new_lock()
 _compiled = threading.local()  # count: libraries that this thread has compiled
@@ -40,9 +41,9 @@ _stopped: list[CompilerStopped] = []  # compilers that were stopped, which is no
 
 def reason() -> str:
     """Why there is no compiled code, "" if there may be; the compiler is not run."""
-    if setting := os.environ.get(DISABLED):
-        if setting != "numpy":
-            raise ValueError(f"{DISABLED} is {setting!r}, and must be numpy or not be set")
+    if text := _read_setting():
+        if text != "numpy":
+            raise ValueError(f"{DISABLED} is {text!r}, and must be numpy or not be set")
         return f"{DISABLED}=numpy"
     return _failed[0] if _failed else lacking()
 

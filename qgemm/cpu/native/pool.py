@@ -27,6 +27,7 @@ def pool() -> ctypes.CDLL | None:
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
     code.qgemm_multiply.restype = None
+    code.qgemm_replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     code.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     code.qgemm_run.restype = None
     after_fork(code.qgemm_after_fork)
