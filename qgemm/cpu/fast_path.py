@@ -40,7 +40,8 @@ class Library(NamedTuple):
 
     facts: all that a plan depends on, so that an array with equal facts can stand for another; None where C reads no
     such array. pointer: the address of the first number. strides: in bytes. type: its name. copy: to C order.
-    float32: to that type and C order. new: an output like another -> a call that makes such an array.
+    float32: to that type and C order. apart: to memory of its own, where NumPy would keep the array's. new: an output
+    like another -> a call that makes such an array.
     """
 
     facts: Callable[[Any], Any]
@@ -49,6 +50,7 @@ class Library(NamedTuple):
     type: Callable[[Any], str]
     copy: Callable[[Any], Any]
     float32: Callable[[Any], Any]
+    apart: Callable[[Any], Any]
     new: Callable[[Any], Callable[[], Any]]
 
 
@@ -124,10 +126,15 @@ def product(
         key, arrays = _key(x, (out,), added, (activation, dtype))
     ys = _planned(w, key, arrays)
     if ys is None:
-        request = one_product(w, bias, residual, out, gated)
-        ys = multiply(x, request, activation, dtype)
-        _remember(w, key, arrays, ys, request, activation)
+        ys = multiply(x, one_product(w, _apart(bias), residual, out, gated), activation, dtype)
+        _remember(w, key, arrays, ys, one_product(w, bias, residual, out, gated), activation)
     return ys[0]
+
+
+def _apart(bias: Any) -> Any:
+    """A bias for the slow path, which reads it by NumPy."""
+    library = None if bias is None else LIBRARIES.get(type(bias))
+    return bias if library is None else library.apart(bias)
 
 
 def products(
@@ -341,6 +348,7 @@ def _torch(torch: Any) -> Library:
         type=lambda x: str(x.dtype).removeprefix("torch."),
         copy=lambda x: x.detach().contiguous(),
         float32=lambda x: x.detach().float().contiguous(),
+        apart=lambda x: x.detach().clone(),  # NumPy would pin a storage that FSDP frees after each forward
         new=new,
     )  # fmt: skip
 
@@ -358,11 +366,12 @@ _NO_ARGUMENT = Argument(address_of, 0, 1, None, -1)
 LIBRARIES: dict[type, Library] = {
     np.ndarray: Library(
         facts=_numpy_facts, pointer=address_of, strides=lambda x: x.strides, type=_numpy_type,
-        copy=np.ascontiguousarray, float32=partial(np.ascontiguousarray, dtype=np.float32),
+        copy=np.ascontiguousarray, float32=partial(np.ascontiguousarray, dtype=np.float32), apart=lambda x: x,
         new=lambda y: partial(np.empty, y.shape, y.dtype),
     ),
     Tensor: Library(
         facts=_prepared_facts, pointer=lambda x: address_of(x.blocks), strides=lambda x: x.blocks.strides,
-        type=lambda x: "", copy=_copied, float32=_copied, new=lambda y: partial(np.empty, y.shape, y.dtype),
+        type=lambda x: "", copy=_copied, float32=_copied, apart=lambda x: x,
+        new=lambda y: partial(np.empty, y.shape, y.dtype),
     ),
 }  # fmt: skip
