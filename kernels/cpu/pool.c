@@ -4,6 +4,11 @@
 // same thread therefore reads the same rows of W at each call, from memory that its NUMA node may hold, and no thread
 // waits for a slow one. The calling thread works too and never waits for a thread to start: a late thread finds the job
 // closed. A call that finds the pool busy does its job alone. Idle threads spin for a millisecond, then sleep.
+//
+// Where torch has threads of an OpenMP runtime, products of several rows of x run on those: they spin after each of
+// torch's operations, for milliseconds, on the cores that the pool's threads would need, and the other way round. One
+// row of x stays with the pool's own threads: torch then has few operations of several threads between products, and
+// the runtime's barrier would wait for a thread that other processes have delayed.
 #define _GNU_SOURCE
 #include "threads.h"
 
@@ -17,6 +22,13 @@ typedef struct {
     int64_t last;
 } run;
 
+// Functions of an OpenMP runtime of this process; null where jobs run on the pool's own threads.
+static struct {
+    void (*_Atomic parallel)(void (*body)(void*), void* argument, unsigned threads, unsigned flags);  // GOMP_parallel
+    int (*max_threads)(void);
+    _Atomic int next;  // the number of the next thread that joins a job
+} openmp;
+
 static struct {
     // The job. Written only while `open` is 0 and no helper is `inside`.
     work_fn work;
@@ -27,14 +39,14 @@ static struct {
     _Atomic uint32_t round;             // counts the jobs
     uint32_t first_round[MAX_HELPERS];  // the round during which a helper was started: not its job
     _Atomic int busy, stop, sleeping, wanted_helpers;
-    int helpers;
+    int helpers, shares;  // shares: the number of runs of the job
     thread_handle threads[MAX_HELPERS];
     thread_start starts[MAX_HELPERS];
 } pool;
 
 // Works on the thread's own run, then on those of the threads after it.
 static void work_chunks(int self) {
-    const int threads = pool.helpers + 1;
+    const int threads = pool.shares;
     for (int i = 0; i < threads; ++i) {
         run* share = &pool.runs[(self + i) % threads];
         while (atomic_load(&share->next) < share->last) {
@@ -45,8 +57,8 @@ static void work_chunks(int self) {
 }
 
 // Divides the items into runs of whole chunks whose lengths differ by at most one chunk.
-static void share_out(int64_t count) {
-    const int threads = pool.helpers + 1;
+static void share_out(int64_t count, int threads) {
+    pool.shares = threads;
     const int64_t chunks = (count + pool.chunk - 1) / pool.chunk;
     for (int i = 0; i < threads; ++i) {
         const int64_t last = chunks * (i + 1) / threads * pool.chunk;
@@ -99,15 +111,32 @@ static void stop_helpers(void) {
     atomic_store(&pool.stop, 0);
 }
 
-// Runs work(argument, first, last) for items 0 to count - 1, in chunks.
-void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk) {
+static void join_openmp(void* unused) {
+    (void)unused;
+    work_chunks(atomic_fetch_add(&openmp.next, 1) % pool.shares);
+}
+
+// Whether the job runs on the threads of OpenMP: only where these are as many, since the runtime ends threads that a
+// smaller region does not need and starts them again for the next one.
+static int runs_on_openmp(int threads) { return atomic_load(&openmp.parallel) && openmp.max_threads() == threads; }
+
+// Runs work(argument, first, last) for items 0 to count - 1, in chunks. rows: of x.
+static void run_items(work_fn work, const void* argument, int64_t count, int64_t chunk, int64_t rows) {
     if (count <= chunk || !atomic_load(&pool.wanted_helpers) || atomic_exchange(&pool.busy, 1)) {
         if (count > 0) work(argument, 0, count);
         return;
     }
-    start_helpers();
+    const int threads = atomic_load(&pool.wanted_helpers) + 1;
     pool.work = work, pool.argument = argument, pool.chunk = chunk;
-    share_out(count);
+    if (rows > 1 && runs_on_openmp(threads)) {
+        share_out(count, threads);
+        atomic_store(&openmp.next, 0);
+        atomic_load (&openmp.parallel)(join_openmp, 0, (unsigned)threads, 0);
+        atomic_store(&pool.busy, 0);
+        return;
+    }
+    start_helpers();
+    share_out(count, pool.helpers + 1);
     atomic_store(&pool.open, 1);
     begin_round();
     work_chunks(0);
@@ -118,6 +147,11 @@ void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk)
         else
             yield_core();  // a helper inside may need this core
     atomic_store(&pool.busy, 0);
+}
+
+// The same for a job that is no product, such as encoding.
+void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk) {
+    run_items(work, argument, count, chunk, 1);
 }
 
 // Sets the number of threads, the caller included, after ending the present ones. Returns it, or 0 if the pool is busy
@@ -131,9 +165,16 @@ int qgemm_threads(int count) {
     return helpers + 1;
 }
 
+// Lets jobs run on the threads of an OpenMP runtime, by its GOMP_parallel and omp_get_max_threads; null: by none.
+void qgemm_use_openmp(void* parallel, void* max_threads) {
+    openmp.max_threads = (int (*)(void))max_threads;
+    atomic_store(&openmp.parallel, (void (*)(void (*)(void*), void*, unsigned, unsigned))parallel);
+}
+
 // Resets the pool in the child of a fork, where only the forking thread exists; the next job starts new threads.
 void qgemm_after_fork(void) {
     reset_waiting();
+    atomic_store(&openmp.parallel, 0);  // a region of libgomp would wait for threads of the parent
     pool.helpers = 0;
     atomic_store(&pool.open, 0), atomic_store(&pool.inside, 0);
     atomic_store(&pool.busy, 0), atomic_store(&pool.stop, 0), atomic_store(&pool.sleeping, 0);

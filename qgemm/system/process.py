@@ -130,6 +130,16 @@ def load_library(code: bytes) -> ctypes.CDLL:
         _remove(path.parent)
 
 
+def loaded_libraries(names: tuple[str, ...]) -> list[str]:
+    """The paths of the libraries in this process whose file names begin with one of these; none where Linux is not."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = dict.fromkeys(line[line.index("/") :] for line in lines if "/" in line)
+    return [path for path in paths if os.path.basename(path).startswith(names)]
+
+
 @cache
 def _remove_old_libraries() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{LIBRARIES}*"):
