@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,6 +10,8 @@ from queue import Empty, SimpleQueue
 
 from tqdm import tqdm
 
+from qgemm.system.process import after_fork, cpus, setting
+
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
 MAX_THREADS = 4096  # that may be set; the pool of compiled code starts fewer
 MAX_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
@@ -18,6 +19,7 @@ SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # the 
 
 
 _chosen: int | None = None
+_read_setting = setting("QGEMM_THREADS")
 
 
 def threads(number: int | None = None) -> int:
@@ -43,20 +45,18 @@ def _configured() -> int:
     """The number set by `threads` or by $QGEMM_THREADS, 0 for none; ValueError for a setting that is no number."""
     if _chosen is not None:
         return _chosen
-    setting = os.environ.get("QGEMM_THREADS", "")
-    if not setting:
+    text = _read_setting()
+    if not text:
         return 0
-    if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= MAX_THREADS):
-        raise ValueError(f"QGEMM_THREADS is {setting!r}, and must be a whole number from 1 to {MAX_THREADS}")
-    return int(setting)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_THREADS):
+        raise ValueError(f"QGEMM_THREADS is {text!r}, and must be a whole number from 1 to {MAX_THREADS}")
+    return int(text)
 
 
 @cache
 def cores() -> int:
     """The number of physical cores in the affinity mask: a second thread of a core adds nothing to a product."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return max(1, len({_siblings(cpu) for cpu in os.sched_getaffinity(0)}))
+    return max(1, len({_siblings(cpu) for cpu in cpus()}))
 
 
 def _siblings(cpu: int) -> str:
@@ -68,7 +68,7 @@ def _siblings(cpu: int) -> str:
         return str(cpu)
 
 
-os.register_at_fork(after_in_child=cores.cache_clear)  # a child may be given other CPUs
+after_fork(cores.cache_clear)  # a child may be given other CPUs
 
 
 def for_slices(total: int, step: int, work: Callable[[slice], object]) -> None:
@@ -92,7 +92,7 @@ def run_all(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
 
     The threads live for one call only, and end before it returns.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(cpus())
     hidden = None if progress is None else not progress
     # Ctrl-C inside submit or as_completed of concurrent.futures may leave a lock held, at which its threads then wait
     # without end. A SimpleQueue has no such lock, and no task begins before all threads have started.

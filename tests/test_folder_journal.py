@@ -17,6 +17,7 @@ from replaced import HEAD, NEW, OLD, contents, killed, one_error, put, put_files
 import qgemm
 from qgemm.errors import GGUFAccessError, GGUFError, QgemmError
 from qgemm.files import folders, journal, temporary
+from qgemm.system import posix
 
 pytest_plugins = ["replaced_folders"]  # its fixtures old and writers
 
@@ -142,7 +143,7 @@ def test_without_exchange(error, old, tmp_path, monkeypatch):
 
 def test_without_renameat2(old, tmp_path, monkeypatch):
     """As on macOS."""
-    monkeypatch.setattr(temporary, "_renameat2", lambda: None)
+    monkeypatch.setattr(posix, "_renameat2", lambda: None)
     put(old, NEW)
     assert contents(old) == NEW
     put(tmp_path / "new", NEW, replace=False)

@@ -166,7 +166,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
     monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
     monkeypatch.setattr(cuda.prepare, "times_of", lambda device: None)
-    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(parallel, "cpus", lambda: {0, 1})
     state.forget(monkeypatch)
     return state
 
@@ -207,7 +207,7 @@ def test_gpus_of_one_kind_share_what_is_compiled(machine, monkeypatch, tmp_path)
     """A kernel is loaded on the GPU of its weights; without a folder it is compiled once as well."""
     import cupy
 
-    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: {0}, raising=False)  # devices of no threads
+    monkeypatch.setattr(parallel, "cpus", lambda: {0})  # devices of no threads
     (tmp_path / "file").touch()
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
     weights = []
@@ -267,7 +267,7 @@ def shut_down(monkeypatch):
             super().shutdown(wait)
 
     monkeypatch.setattr(parallel, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: {0}, raising=False)
+    monkeypatch.setattr(parallel, "cpus", lambda: {0})
     return event
 
 
@@ -315,7 +315,7 @@ def test_libraries_of_the_cpu_are_compiled_at_the_same_time(monkeypatch, tmp_pat
     tasks = [partial(library.compiles, load) for load in loads]
     monkeypatch.setattr(cpu.CpuBackend, "preparation", lambda *_: tasks)
     monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
-    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(parallel, "cpus", lambda: {0, 1})
     assert qgemm.prepare([], progress=False)[:2] == (6, 3)
     assert len(compiled) == 3
     monkeypatch.setattr(library, "_loaded", Once())

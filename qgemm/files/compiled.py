@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from qgemm.errors import QgemmError
+from qgemm.system import system
 
 from .private import NotPrivate, open_folder, read_private, write_private
 
@@ -89,7 +90,7 @@ def _open_cache(closing: ExitStack) -> int | None:
         return None
     except OSError:  # a read-only home
         return None
-    closing.callback(os.close, folder)
+    closing.callback(system.close, folder)
     return folder
 
 
