@@ -59,12 +59,13 @@ def collect(
         raise QgemmError(f"{shown_path(text_model.path)}: has no matrix that llama.cpp has a name for")
     for number in range(file.position, len(chunks)):
         with Observer(text_model, wants, sensitivity) as observer:
+            lookups = 0.0
             if sensitivity:
-                _backward(text_model, chunks[number], seed=number)
+                lookups = _backward(text_model, chunks[number], seed=number)
             else:
                 with torch.no_grad():
                     text_model.logits(chunks[number])
-        chunk = SumsFile(observer.result(), chunks=1)
+        chunk = SumsFile(observer.result(), chunks=1, lookups=lookups)
         file.merge(chunk, target)
         file.position = number + 1
         advance(1)
@@ -80,20 +81,28 @@ def _matrices(text_model: TextModel) -> list[tuple[str, Any]]:
     return [(name, weight) for name, weight in text_model.model.named_parameters() if name.endswith(("weight", "proj"))]
 
 
-def _backward(text_model: TextModel, chunk: Tokens, seed: int) -> None:
-    """Run the chunk, draw a label for each token, and run backward from the sum of their log-probabilities."""
+def _backward(text_model: TextModel, chunk: Tokens, seed: int) -> float:
+    """Run the chunk, draw a label for each token, and run backward from the sum of their log-probabilities.
+
+    Returns the squared gradients of the embedded tokens, mean over columns, summed over tokens.
+    """
     model = text_model.model
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    hook = model.get_input_embeddings().register_forward_hook(
-        lambda layer, inputs, y: y.detach().requires_grad_()  # where the graph begins
-    )
+    embedded = []
+
+    def begin_graph(layer: Any, inputs: Any, y: torch.Tensor) -> torch.Tensor:
+        embedded.append(y.detach().requires_grad_())
+        return embedded[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(begin_graph)
     try:
         logits = text_model.logits(chunk)
         with torch.no_grad():
             generator = torch.Generator(logits.device).manual_seed(seed)
             labels = torch.multinomial(functional.softmax(logits, -1), 1, generator=generator)[:, 0]
         functional.cross_entropy(logits, labels, reduction="sum").backward()
+        return float(embedded[0].grad.double().square().mean(-1).sum())
     finally:
         hook.remove()
 

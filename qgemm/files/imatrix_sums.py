@@ -4,7 +4,8 @@
     NAME.counts     float32 [experts, 1]  tokens
     NAME.out_grad2  float32 [experts, 1]  squared gradients of the outputs, mean over outputs, summed over tokens
 
-llama.cpp has the first two and ignores other tensors. The third, the sensitivity of the matrix, is optional.
+llama.cpp has the first two and ignores other tensors. The third, the sensitivity of the matrix, is optional; the key
+qgemm.imatrix.lookups then has the same sum for the rows that the token embedding looks up.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .paths import PathLike, RegularFile, path_string, shown, shown_path
 
 GRADIENTS = ".out_grad2"
 TYPE, CHUNK_SIZE = "general.type", "imatrix.chunk_size"
-RUN, POSITION = "qgemm.imatrix.run", "qgemm.imatrix.position"
+RUN, POSITION, LOOKUPS = (f"qgemm.imatrix.{key}" for key in ("run", "position", "lookups"))
 OLD_CHUNK = 512  # tokens of a chunk in files of the old kind, which do not record it
 
 Doubles = NDArray[np.float64]
@@ -52,6 +53,7 @@ class Sums:
 class SumsFile:
     """The content of a file: sums by tensor name, the texts, the number of chunks and the tokens of a chunk.
 
+    lookups: squared gradients of the rows that the token embedding looks up, mean over columns, summed over tokens.
     run: a digest of the run that is being continued; position: its chunks that the sums contain.
     """
 
@@ -59,6 +61,7 @@ class SumsFile:
     datasets: list[str] = field(default_factory=list)
     chunks: int = 0
     chunk_size: int = OLD_CHUNK
+    lookups: float = 0.0
     run: str = ""
     position: int = 0
 
@@ -74,6 +77,7 @@ class SumsFile:
             own.add(sums)
         self.datasets += [dataset for dataset in other.datasets if dataset not in self.datasets]
         self.chunks += other.chunks
+        self.lookups += other.lookups
 
     def write(self, path: PathLike) -> None:
         """Write the file, which replaces any old one whole. Tensors without a token are left out."""
@@ -91,6 +95,8 @@ class SumsFile:
             CHUNKS: np.uint32(self.chunks),
             CHUNK_SIZE: np.uint32(self.chunk_size),
         }
+        if self.lookups:
+            metadata[LOOKUPS] = np.float64(self.lookups)
         if self.run:
             metadata |= {RUN: self.run, POSITION: np.uint32(self.position)}
         write(path, tensors, metadata)
@@ -129,6 +135,7 @@ def read_sums(path: PathLike) -> SumsFile:
             list(datasets) if isinstance(datasets, list) else [],
             _integer(model.metadata, CHUNKS),
             _integer(model.metadata, CHUNK_SIZE, OLD_CHUNK),
+            _float(model.metadata, LOOKUPS),
             str(model.metadata.get(RUN, "")),
             _integer(model.metadata, POSITION),
         )
@@ -138,6 +145,30 @@ def _doubles(tensor: Any) -> Doubles:
     return np.asarray(tensor.dequantize(), np.float64)
 
 
+def _float(metadata: Mapping[str, Any], key: str) -> float:
+    value = metadata.get(key)
+    return float(value) if isinstance(value, np.floating) else 0.0
+
+
 def _integer(metadata: Mapping[str, Any], key: str, missing: int = 0) -> int:
     value = metadata.get(key)
     return int(value) if isinstance(value, np.integer) else missing
+
+
+@dataclass
+class Sensitivities:
+    """What an error costs: the factor of each matrix by tensor name, [experts], and that of a looked-up row.
+
+    A factor is the sum of squared gradients divided by all tokens, so that it contains how often an expert is used.
+    """
+
+    factors: Mapping[str, Doubles] = field(default_factory=dict)
+    lookups: float = 0.0
+
+
+def read_sensitivities(path: PathLike) -> Sensitivities:
+    """The sensitivities in a file; none in a file that was measured without."""
+    file = read_sums(path)
+    tokens = max((float(sums.tokens.max()) for sums in file.sums.values()), default=0.0)
+    measured = {name: sums.gradients / tokens for name, sums in file.sums.items() if sums.gradients is not None}
+    return Sensitivities(measured, file.lookups / tokens if tokens else 0.0)
