@@ -143,8 +143,8 @@ def test_lazy_imports_are_those_of_backends_and_of_the_doors():
     every other module but the doors names its imports at its top."""
     assert {(module, name) for module, imports in GRAPH.items() for name, lazy in imports if lazy} == LAZY
     by_name = {module for module, path in MODULES.items() if "import_module(" in path.read_text()}
-    # formats: the registry; benchmarks of models import modules that need torch, transformers or peft
-    named = {"qgemm.cli.model_bench", "qgemm.cli.model_variants"}
+    # formats: the registry; some commands import modules that need torch, transformers or peft
+    named = {"qgemm.cli.model_bench", "qgemm.cli.model_variants", "qgemm.cli.imatrix"}
     assert by_name <= {"qgemm.backend", "qgemm.codec.compiled", "qgemm.formats", *named}
 
 
