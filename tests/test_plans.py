@@ -344,4 +344,4 @@ def test_empty_sums(gpus, dtype):
         near(qgemm.matmul(x, w, bias=bias), np.tile(np.arange(8.0), (2, 1)), "float32")
         assert not qgemm.gated(x, w, w).get().any()
         assert qgemm.matmul(cupy_like.zeros((0, K), dtype), gpus.tensor(np.ones((8, K)))).shape == (0, 8)
-        assert set(gpus.launched) <= {"gate"}  # biases are gated
+        assert set(gpus.launched) <= {"add_epilogue"}  # biases are gated
