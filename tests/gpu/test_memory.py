@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
+from qgemm.cli import model_bench  # noqa: E402
+from qgemm.cli.random_models import Sizes, write_file  # noqa: E402
 from qgemm.torch import QLinear, replace_linear  # noqa: E402
 
 MIXTURE, FREE = "q4_k_m", 1.1
@@ -26,10 +28,8 @@ SEGMENT = 2 << 20  # bytes; the driver gives multiples
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     """A .gguf file of about 0.6 GB: a Llama of four wide layers, whose head is a fifth of it."""
-    from benchmarks import model
-
     target: Path = tmp_path_factory.mktemp("memory") / "model.gguf"
-    model.write_file(target, model.Sizes("llama", 4096, 14336, 4, 32, 8, 128, 32000, 5e5), MIXTURE)
+    write_file(target, Sizes("llama", 4096, 14336, 4, 32, 8, 128, 32000, 5e5), MIXTURE)
     return target
 
 
@@ -49,9 +49,7 @@ def replaced(path: Path) -> Any:
 
 def from_file(path: Path) -> Any:
     pytest.importorskip("transformers", reason="transformers is not installed (extra transformers)")
-    from benchmarks import model
-
-    return model.loaded(path, "cuda", packed=True)
+    return model_bench.loaded(path, "cuda", "bfloat16")
 
 
 def from_folder(path: Path) -> Any:
