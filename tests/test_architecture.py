@@ -28,7 +28,7 @@ CUDA = (
     "jit",
     "driver libraries timing",
     "kernels",
-    "upload rows tensor activations encode copies",
+    "upload rows tensor activations encode copies cards",
     "planes call prepare",
     "tuner clock tuning",
 )

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import api_pages
+import gpus
 import headline
 import layouts
 import numpy as np
@@ -198,6 +199,11 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/choosing-a-config.md": {"routes": routes_table},
     "docs/formats.md": {"formats": formats_table, "layouts": layouts.table},
     "docs/several-gpus.md": {"shard": shards.table},
+    "docs/gpus.md": {
+        "cards": gpus.cards_table,
+        "predictions": gpus.predictions_table,
+        "published": gpus.published_table,
+    },
     "docs/recipes.md": {name: partial(recipes.section, name) for name in recipes.SPEEDS},
     "docs/torch.md": {"models": models.table},
     "docs/api/index.md": {"names": api_pages.index},
