@@ -1,7 +1,7 @@
 """Cards: GPUs by their data sheets, and predicted times for them, also for cards that nobody has timed.
 
-The cost models were fitted on an H200: they count the work of a CTA in us of its SMs. On another card a product lasts as
-long as the slowest of three:
+The cost models were fitted on an H200: they count the work of a CTA in us of its SMs. On another card a product lasts
+as long as the slowest of three:
 
     instructions   the cost model's us for the card's number of SMs, times the ratio of the clocks
     tensor cores   2 M N K operations at MMA_SHARE of the card's rate for their type

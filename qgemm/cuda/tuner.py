@@ -18,8 +18,10 @@ from typing import Any, NamedTuple, Protocol
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import multiplies
+from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 
+from .jit.codegen import Template
 from .jit.load import compiles
 from .kernels.kernel import Kernel
 from .kernels.routes import alternatives, source_of
@@ -155,6 +157,8 @@ class Tuner:
                 job.note(candidate, us)
                 if us is None:
                     job.candidates.remove(candidate)
+                if not job.candidates:
+                    raise UnsupportedError(f"{job.problem}: every config fails on this GPU")
                 advance(job)
         for job in unsettled:
             if late():
@@ -226,4 +230,12 @@ def tasks(p: Problem, candidate: Candidate) -> list[Callable[[], bool]]:
     kernel, config = candidate
     sources = (p._replace(x=x) for x in kernel.reads(p))
     templates = [kernel.template(source, config) for source in sources] if config is not None else []
-    return [partial(compiles, source_of(kernel.name), p.format, template) for template in templates]
+    return [partial(_compiles, source_of(kernel.name), p.format, template) for template in templates]
+
+
+def _compiles(kernel: str, fmt: Format, template: Template) -> bool:
+    """Compile and load a kernel, if that is possible; the clock refuses the candidate if not."""
+    try:
+        return compiles(kernel, fmt, template)
+    except RuntimeError:  # CompileError, and the driver's
+        return False
