@@ -142,3 +142,14 @@ def test_a_candidate_is_launched_by_the_plan_of_a_product(monkeypatch, activatio
             assert kernel is candidate.kernel
             assert kernel.choose(launched_problem) == candidate.config
             np.testing.assert_allclose(y.get(), x.get().astype(np.float64) @ w.T, rtol=2.0**-7)
+
+
+def test_only_the_slow_path_looks_times_up(monkeypatch):
+    """A call like an earlier one launches what that one did, at the same cost on the host."""
+    gpus, lookups = launches_like.installed(monkeypatch), []
+    monkeypatch.setattr(plan, "times_of", lambda device: lookups.append(device))
+    w = gpus.tensor(np.ones((40, 64)))
+    x = cupy_like.asarray(np.ones((1, 64)), np.float16)
+    for expected in (1, 1, 1):
+        qgemm.matmul(x, w)
+        assert len(lookups) == expected
