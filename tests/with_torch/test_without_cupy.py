@@ -104,6 +104,19 @@ def test_a_weight_of_a_layer_has_its_bytes(driver, fmt):
         assert not bounds[67:].any()
 
 
+@each_format
+def test_rows_of_tiles_have_the_bytes_of_a_file(driver, fmt):
+    """Slices of a parameter of tiles, as transformers takes them from its own layers, from any row on."""
+    w = random_weights(fmt, 150)
+    raw = torch.from_numpy(w.blocks.copy().view(np.uint8).reshape(150, -1))
+    weight = torch.nn.Parameter(storage.device_bytes(w.to_device()), requires_grad=False)
+    storage.keep(weight, w.to_device(), storage.spelled(fmt))
+    assert type(weight).__name__ == "PackedParameter"
+    for rows in (slice(0, 150), slice(0, 64), slice(3, 70), slice(130, 900), slice(5, 5), slice(None, None, 7)):
+        assert torch.equal(weight[rows], raw[rows])
+    assert weight[0].dim() == 0
+
+
 def test_numbers_of_any_library_lie_on_the_device(driver):
     values = np.arange(6, dtype=np.int32).reshape(2, 3)
     array = cuda.BACKEND.array(values)
