@@ -17,6 +17,8 @@ from torch_layers import torch
 import qgemm
 from qgemm import cuda
 from qgemm.cuda import libraries, upload
+from qgemm.cuda.call import products
+from qgemm.cuda.call.arrays import Call
 from qgemm.cuda.driver import workspace
 from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import tile as tiles
@@ -122,6 +124,16 @@ def test_numbers_of_any_library_lie_on_the_device(driver):
     array = cuda.BACKEND.array(values)
     assert torch.equal(array, torch.from_numpy(values))
     assert cuda.BACKEND.array(np.float32(0.5)).shape == ()
+
+
+def test_bfloat16_needs_no_package_of_numpy(driver, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    x, library = torch.zeros(2, 64), libraries.library_for(torch.Tensor)
+    call = Call(x, library, 0, STREAM, [0] * 3, [0] * 3, [1] * 3, True)
+    for dtype in ("bfloat16", torch.bfloat16):
+        y = products.target(call, None, (2, 8), dtype)
+        assert (y.values.dtype, y.dtype, tuple(y.values.shape)) == (torch.bfloat16, "bfloat16", (2, 8))
+    assert products.target(call, None, (2, 8), None).values.dtype is torch.float32
 
 
 def test_a_workspace_is_zeroed_on_a_stream_of_its_own(driver):
