@@ -26,8 +26,8 @@ ALIGNMENT = 16  # bytes: kernels read x in pieces of this size
 class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
-    data: bytes, an array of `library`. Those for "a8" are tiles [tiles along K, rows, bytes of DTYPE], for groups those
-    of layout/group_activations.py. like: the caller's array, of whose library y becomes one. activation: the one that
+    data: bytes, an array of `library`: for "a8" tiles [tiles along K, rows, bytes of DTYPE], for groups as in
+    layout/group_activations.py. like: the caller's array, y becomes one of its library. activation: the one that
     multiplies them.
     dtype: float16 if the caller's array had that type, which then holds the activations too; else float32.
     """
