@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qgemm.cli.timing import Call, Cublas, Loop, capture, compare, rotation
+from qgemm.cuda.devices import Function
 from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.jit.nvrtc import arch_of, compile_cubin
 
@@ -123,8 +124,7 @@ def readers(stream: Any, buffers: Sequence[Any], overlapped: bool = False) -> di
 
     device = cupy.cuda.Device()
     sm, sms = int(device.compute_capability), device.attributes["MultiProcessorCount"]
-    module = cupy.cuda.function.Module()
-    module.load(compile_cubin(READERS.read_text(), arch_of(divmod(sm, 10))).cubin)
+    cubin = compile_cubin(READERS.read_text(), arch_of(divmod(sm, 10))).cubin
     sink, turns = cupy.zeros(1, cupy.uint32), rotation(buffers, buffers[0].nbytes)
 
     def loop(reader: Reader, ctas: int) -> Loop:
@@ -132,10 +132,10 @@ def readers(stream: Any, buffers: Sequence[Any], overlapped: bool = False) -> di
         size = ctypes.sizeof(ctypes.c_void_p)
         memory, result = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, size))
         arguments = memory, result, ctypes.c_int64(buffers[0].nbytes // 16)
-        function, grid = module.get_function(reader.name), sms * ctas
+        function, grid = Function(cubin, reader.name, device.id), sms * ctas
         launch = Launch(function, grid, reader.threads, reader.shared, arguments, pointers, 2, programmatic=overlapped)
         calls: list[Call] = [lambda b=b: launch(stream.ptr, b.data.ptr, sink.data.ptr) for b in turns]  # type: ignore[misc]
-        return capture(stream, calls)._replace(keep=(turns, sink, launch, module))
+        return capture(stream, calls)._replace(keep=(turns, sink, launch))
 
     fitting = [reader for reader in CANDIDATES if sm >= reader.least]
     return {(reader.name, ctas): loop(reader, ctas) for reader in fitting for ctas in reader.ctas}

@@ -1,4 +1,4 @@
-"""Gates: functions of two products, as in SwiGLU and GEGLU; in float32, by NumPy or by CuPy."""
+"""Gates: functions of two products, as in SwiGLU and GEGLU; in float32, by NumPy."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ SLOPE, LIMIT = 1.702, 7.0  # the constants of gpt-oss, in its reference implemen
 P, C = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
-def _silu(x: Array, xp: Any) -> Array:
-    return x / (1 + xp.exp(-x))
+def _silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
 
 
-def _gelu(x: Array, xp: Any) -> Array:
-    z = xp.abs(x) * np.float32(np.sqrt(0.5))
-    t, sum_ = 1 / (1 + np.float32(P) * z), xp.zeros_like(z)
+def _gelu(x: Array) -> Array:
+    z = np.abs(x) * np.float32(np.sqrt(0.5))
+    t, sum_ = 1 / (1 + np.float32(P) * z), np.zeros_like(z)
     for c in reversed(C):
         sum_ = (sum_ + np.float32(c)) * t
-    erf = xp.copysign(1 - sum_ * xp.exp(-z * z), x)
+    erf = np.copysign(1 - sum_ * np.exp(-z * z), x)
     return x * (1 + erf) / 2
 
 
-def _gelu_tanh(x: Array, xp: Any) -> Array:
+def _gelu_tanh(x: Array) -> Array:
     """x / 2 * (1 + tanh(z)), which is x / (1 + exp(-2 z))."""
     z = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return x / (1 + xp.exp(-2 * z))
+    return x / (1 + np.exp(-2 * z))
 
 
-def _times_up(function: Callable[[Array, Any], Array]) -> Callable[[Array, Array, Any], Array]:
-    return lambda gate, up, xp: function(gate, xp) * up
+def _times_up(function: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:
+    return lambda gate, up: function(gate) * up
 
 
-def _swiglu_oai(gate: Array, up: Array, xp: Any) -> Array:
+def _swiglu_oai(gate: Array, up: Array) -> Array:
     """As in gpt-oss: both are clamped, and 1 is added to up."""
-    gate, slope, limit = xp.minimum(gate, np.float32(LIMIT)), np.float32(SLOPE), np.float32(LIMIT)
-    return gate / (1 + xp.exp(-slope * gate)) * (xp.clip(up, -limit, limit) + 1)
+    gate, slope, limit = np.minimum(gate, np.float32(LIMIT)), np.float32(SLOPE), np.float32(LIMIT)
+    return gate / (1 + np.exp(-slope * gate)) * (np.clip(up, -limit, limit) + 1)
 
 
-GATES: dict[str, Callable[[Array, Array, Any], Array]] = {
+GATES: dict[str, Callable[[Array, Array], Array]] = {
     "silu": _times_up(_silu), "gelu": _times_up(_gelu), "gelu_tanh": _times_up(_gelu_tanh), "swiglu_oai": _swiglu_oai,
 }  # fmt: skip
 
@@ -59,7 +59,7 @@ def check_gate(name: str) -> str:
     return name
 
 
-def gated_by(name: str, gate: Array, up: Array, xp: Any = np) -> Array:
-    """y of gate and up, float32 arrays of NumPy or, with xp = cupy, of CuPy."""
+def gated_by(name: str, gate: Array, up: Array) -> Array:
+    """y of gate and up, arrays of NumPy."""
     with np.errstate(over="ignore", invalid="ignore"):  # NaN and infinity are data
-        return GATES[name](gate, up, xp)
+        return GATES[name](gate, up)

@@ -48,10 +48,6 @@ class Driver:
         self.current = context.value - 1
         return 0
 
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = 2
-        return 0
-
     def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:
         name.value = b"Stand-in"
         return 0
@@ -105,6 +101,6 @@ def install(monkeypatch: Any, driver: Driver | None = None) -> Driver:
     driver = Driver() if driver is None else driver
     for module in (devices, graph, launch, workspace):
         monkeypatch.setattr(module, "driver", lambda: driver)
-    for name in ("_context", "facts", "count"):  # caches of an earlier test
+    for name in ("_context", "facts"):  # caches of an earlier test
         monkeypatch.setattr(devices, name, getattr(devices, name).__wrapped__)
     return driver

@@ -119,8 +119,10 @@ def test_the_extra_is_that_of_the_driver(driver, monkeypatch):
 
 
 def test_without_a_driver_cupy_is_not_to_blame(monkeypatch):
-    """With CuPy, and with a driver that finds no device."""
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(__version__="14"))
+    def fails():
+        raise RuntimeError("cudaErrorInsufficientDriver")
+
+    monkeypatch.setitem(sys.modules, "cupy", cupy_of(fails))
 
     def missing():
         raise OSError("libcuda.so.1: cannot open shared object file")
@@ -128,17 +130,21 @@ def test_without_a_driver_cupy_is_not_to_blame(monkeypatch):
     monkeypatch.setattr(devices, "driver", missing)
     assert device.driver_cuda() is None
     assert device.status().detail == "no usable NVIDIA GPU: no NVIDIA driver was found (libcuda.so.1)"
-    fake = driver_like.install(monkeypatch)
-    fake.cuInit = lambda flags: 100
     monkeypatch.setattr(device, "driver_cuda", lambda: (12, 4))
-    assert device.status().detail.endswith("CUDA driver error 100 (the driver runs CUDA 12.4)")
+    assert device.status().detail.endswith("cudaErrorInsufficientDriver (the driver runs CUDA 12.4)")
+
+
+def cupy_of(count):
+    """CuPy as far as its state shows."""
+    return SimpleNamespace(__version__="14", cuda=SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=count)))
 
 
 @pytest.mark.parametrize("library", ["CuPy", "torch"])
 def test_the_state_names_the_library_of_arrays(library, monkeypatch):
     """CuPy, or torch alone; one built for the CPU is none."""
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(__version__="14") if library == "CuPy" else None)
-    torch = SimpleNamespace(__version__="2.11", version=SimpleNamespace(cuda="13.0"))
+    monkeypatch.setitem(sys.modules, "cupy", cupy_of(lambda: 2) if library == "CuPy" else None)
+    cuda = SimpleNamespace(init=lambda: None, device_count=lambda: 2)
+    torch = SimpleNamespace(__version__="2.11", version=SimpleNamespace(cuda="13.0"), cuda=cuda)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(device, "driver_cuda", lambda: (13, 1))
     monkeypatch.setattr(device.nvrtc, "nvrtc_version", lambda: (13, 0))

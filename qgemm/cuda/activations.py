@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qgemm.arguments import Activation, PreparedActivations
-from qgemm.arrays import check_floats, like
+from qgemm.arrays import check_floats
 from qgemm.codec.format import Blocks
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUP_COLUMNS
@@ -26,9 +26,9 @@ ALIGNMENT = 16  # bytes: kernels read x in pieces of this size
 class DeviceActivations(PreparedActivations):
     """Activations [..., K] as blocks of codes on a GPU; made by `quantize_activations`.
 
-    data: bytes, an array of the library of `like`, the caller's array: y becomes one too. pointer: their address. Bytes
-    for "a8" are tiles [tiles along K, rows, bytes of DTYPE], for groups those of layout/group_activations.py. library:
-    reads data, by DLPack where it is of another library. activation: the one that multiplies them.
+    data: bytes, an array of `library`: for "a8" tiles [tiles along K, rows, bytes of DTYPE], for groups as in
+    layout/group_activations.py. like: the caller's array, y becomes one of its library. activation: the one that
+    multiplies them.
     dtype: float16 if the caller's array had that type, which then holds the activations too; else float32.
     """
 
@@ -36,7 +36,6 @@ class DeviceActivations(PreparedActivations):
         self,
         shape: tuple[int, ...],
         data: Any,
-        pointer: int,
         like: Any,
         dtype: str,
         library: Library,
@@ -44,11 +43,11 @@ class DeviceActivations(PreparedActivations):
     ) -> None:
         self.shape, self.data, self.like, self.library, self.activation = shape, data, like, library, activation
         self.dtype = np.dtype(np.float16 if dtype == "float16" else np.float32)
-        self.pointer = pointer
+        self.pointer: int = library.pointer(data)
 
     def blocks(self) -> Blocks:
         """The blocks [rows, K / 32] on the host, byte for byte as the CPU quantizes."""
-        rows, data = prod(self.shape[:-1]), self.library.host(self.library.wrap(self.data))
+        rows, data = prod(self.shape[:-1]), self.library.host(self.data)
         if self.activation in GROUP_COLUMNS:
             return group_activations.blocks_of(data, rows, self.shape[-1], GROUP_COLUMNS[self.activation])
         tiles = data.view(DTYPE).reshape(-1, rows).T
@@ -64,16 +63,12 @@ def quantized(x: Any, activation: Activation = "a8") -> DeviceActivations:
     library = library_of(x)
     if library is not None and _in_place(x, library):
         data = _blocks(x, library, activation)
-        pointer = library.pointer(data)
-        return DeviceActivations(tuple(x.shape), data, pointer, x, library.name(x.dtype), library, activation)
+        return DeviceActivations(tuple(x.shape), data, x, library.name(x.dtype), library, activation)
     with on_device_of(x) as (array, reader, _):
         check_floats(reader.name(array.dtype), array.shape)
         array = array if reader.name(array.dtype) in C_TYPES else reader.cast(array, "float32")
         data = _blocks(array, reader, activation)
-        pointer = reader.pointer(data)
-        if library is None:
-            data = like(x, data)  # so that no plan of another library serves it
-        return DeviceActivations(tuple(array.shape), data, pointer, x, reader.name(array.dtype), reader, activation)
+        return DeviceActivations(tuple(array.shape), data, x, reader.name(array.dtype), reader, activation)
 
 
 def _in_place(x: Any, library: Library) -> bool:

@@ -59,15 +59,6 @@ class Facts(NamedTuple):
 
 
 @cache
-def count() -> int:
-    """The number of devices of this process; RuntimeError without a usable one."""
-    number = ctypes.c_int()
-    check(driver().cuInit(0), "CUDA cannot be initialised")
-    check(driver().cuDeviceGetCount(ctypes.byref(number)), "devices cannot be counted")
-    return number.value
-
-
-@cache
 def facts(device: int) -> Facts:
     """The facts of a device."""
     handle, name, value = _handle(device), ctypes.create_string_buffer(LONGEST_NAME), ctypes.c_int()

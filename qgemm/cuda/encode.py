@@ -58,7 +58,9 @@ def quantize(x: Array, fmt: Format, importance: ArrayLike | None = None) -> Devi
 def _importance(shape: tuple[int, int], importance: Any, library: Library, device: int) -> Any:
     """An importance of values of this shape as contiguous float32 on the current device, once it is checked."""
     if on_cuda(importance):
-        values = library.cast(library.wrap(importance), "float32")
+        values = library.wrap(importance)
+        check_floats(library.name(values.dtype), values.shape, "imatrix")
+        values = library.cast(values, "float32")
     else:
         values = library.uploaded(np.asarray(importance, np.float32), device)
     weights = _contiguous(values, library)

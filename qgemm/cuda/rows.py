@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +29,8 @@ def gathered(fmt: Format, shape: tuple[int, int], weights: int, device: int, ind
         raise UnsupportedError(
             f"rows are {', '.join(C_TYPES)} by a contiguous index of int64; got {dtype} by {library.name(index.dtype)}"
         )
-    with library.on_device(device):
+    current = library.current_device
+    with nullcontext() if current is None or current() == device else library.on_device(device):
         rows = library.new((*index.shape, k), library.dtype(dtype), device)()
         if count := len(index.reshape(-1)) if k else 0:
             launch = gather_launch(device, fmt, C_TYPES[dtype], n, k, count)

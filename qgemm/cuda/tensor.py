@@ -90,6 +90,16 @@ class DeviceTensor(Packed):
         """
         return gathered(self.format, self.shape, self.pointer, self.device, index, dtype)
 
+    def file_rows(self, start: int, stop: int) -> Any:
+        """Rows start to stop in the layout of a file, as new bytes [rows, bytes of a row] on the device."""
+        (_, k), library, device = self.shape, self.library, self.device
+        row_bytes = self.format.blocks_in(k) * self.format.block_bytes
+        if self.format.plain:
+            return library.view(self.data, "uint8").reshape(-1, row_bytes)[start:stop]
+        with library.on_device(device):
+            raw = upload.unpack(self.format, self.pointer, slice(start, stop), k, library, device)
+            return raw.reshape(-1, row_bytes)
+
     def to_host(self) -> Tensor:
         """Back to a Tensor, byte for byte as it was packed."""
         n, k = self.shape

@@ -197,6 +197,18 @@ def download(fmt: Format, data: Array, shape: tuple[int, int], library: Library,
     return blocks
 
 
+def unpack(fmt: Format, pointer: int, rows: slice, k: int, library: Library, device: int) -> Array:
+    """Rows of tiles by their address -> bytes of the rows one after the other, in new memory of the current device."""
+    count, first, stream = fmt.blocks_in(k), rows.start // tiles.ROWS, library.stream(device)
+    row_bytes, skipped = count * fmt.block_bytes, rows.start - first * tiles.ROWS
+    raw = library.scratch(whole_chunks((skipped + rows.stop - rows.start) * row_bytes), device)()
+    if rows.stop > rows.start and count:
+        source = pointer + bounds_offset(fmt, first * tiles.ROWS, count)
+        target = library.pointer(raw)
+        launch(UNPACK.load(fmt), fmt, source, target, (), skipped + rows.stop - rows.start, count, stream)
+    return raw[skipped * row_bytes : (skipped + rows.stop - rows.start) * row_bytes]
+
+
 def row_blocks_of(fmt: Format, count: int) -> int:
     """The number of row blocks of a chunk, where a row has `count` blocks."""
     return max(1, STAGING_BYTES // (tiles.ROWS * count * fmt.block_bytes))

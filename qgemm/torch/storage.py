@@ -36,7 +36,7 @@ from qgemm import cuda
 from qgemm.codec.format import Blocks, Format
 from qgemm.cuda import upload
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.libraries import on_device_of
+from qgemm.cuda.libraries import library_or_default, on_device_of
 from qgemm.cuda.tensor import DeviceExperts, DeviceTensor, over_memory
 from qgemm.errors import UnsupportedError
 from qgemm.files.mapping import is_writable
@@ -219,6 +219,16 @@ class PackedParameter(PackedWeight):
         if device.type == "meta":
             return torch.empty(file_shape(fmt, self.packed_shape), dtype=torch.uint8, device=device)
         return file_bytes(host_tensor(self, self.spelling, self.packed_shape)).to(device)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows in the file's layout, whatever layout the bytes have: unpacked into new bytes where they are tiles."""
+        if self.dim() > 1 or not self.is_cuda or len(self.packed_shape) != 2 or type(index) is not slice:
+            return super().__getitem__(index)
+        start, stop, step = index.indices(self.packed_shape[0])
+        if step < 1:
+            return super().__getitem__(index)
+        packed = packed_of(self, self.spelling, self.packed_shape)
+        return library_or_default(self).wrap(packed.file_rows(start, max(start, stop)))[::step]
 
     def cpu(self, *_: Any, **__: Any) -> Any:
         """`to("cpu")`."""

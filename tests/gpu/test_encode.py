@@ -13,6 +13,7 @@ import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import encode
 from qgemm.cuda.kernels import transforms
+from qgemm.cuda.problem import c_type
 
 ON_GPU = [fmt for fmt in ENCODED_BLOCKS if encode.takes(fmt)]
 BY_LANES = [fmt for fmt in ON_GPU if transforms.encodes(fmt)]  # four lanes encode a block of 32 weights
@@ -59,7 +60,7 @@ def test_bytes_of_the_cpu(fmt, dtype):
     for rows in (rng.permutation(x), *(x[rng.integers(0, len(x), n)] for n in (1, 7, 8, 15, 16, 17, 129))):
         with np.errstate(over="ignore", invalid="ignore"):  # 1 / d may be infinite
             want = fmt.encode(rows.astype(np.float32))
-        blocks, stats = encode.encode(cupy().asarray(rows), encode.c_type(rows.dtype), fmt)
+        blocks, stats = encode.encode(cupy().asarray(rows), c_type(rows.dtype), fmt)
         assert blocks.get()[: want.nbytes].tobytes() == want.tobytes()
         stats = stats.get().view(transforms.ENCODE_STATS)
         wide = rows.astype(np.float64)

@@ -151,15 +151,18 @@ def test_a_scaled_and_a_reordered_matrix():
 
 
 def test_a_program_with_torch_alone():
-    """CuPy and NVIDIA's Python packages cannot be imported: a product works, in a new thread too."""
+    """CuPy, ml_dtypes and NVIDIA's Python packages cannot be imported: a product works, in a new thread too."""
     program = """
 import sys, threading
 sys.modules["cupy"] = sys.modules["cuda.bindings"] = sys.modules["cuda.pathfinder"] = None
+sys.modules["ml_dtypes"] = None
 import numpy as np, qgemm, torch
 w = qgemm.quantize(np.eye(256, dtype=np.float32), "q8_0").to_device()
 def multiply():
     x = torch.arange(256, device="cuda").half().reshape(1, -1)
-    assert torch.allclose(qgemm.matmul(x, w).float(), x.float(), rtol=1e-2)
+    for dtype in (torch.float16, torch.bfloat16):
+        y = qgemm.matmul(x.to(dtype), w, dtype=dtype)
+        assert y.dtype is dtype and torch.allclose(y.float(), x.float(), rtol=1e-2)
 thread = threading.Thread(target=multiply); thread.start(); thread.join(); multiply()
 assert "torch" in qgemm.backends()["cuda"].facts
 print("done")

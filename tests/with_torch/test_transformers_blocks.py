@@ -8,7 +8,7 @@ from torch_models import SIZES, VOCABULARY, name_map, transformers
 
 import qgemm
 import qgemm.torch.transformers as adapter
-from qgemm.torch import QEmbedding, QLinear, storage
+from qgemm.torch import QEmbedding, QLinear, ggml_kernels, storage
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -107,3 +107,20 @@ def test_packed_weights_become_tiles_when_they_are_moved(path, monkeypatch):
         model = load(path, device_map="cpu")
     layers = [layer for layer in model.modules() if isinstance(layer, (QLinear, QEmbedding))]
     assert sorted(moved) == sorted({id(layer.weight): tuple(layer.weight.shape) for layer in layers}.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_of_transformers_multiply_by_the_kernels_that_are_installed(path, dtype, calls):
+    """A prompt, which transformers multiplies itself, and few rows; the packed weights stay those of the file."""
+    config, kind = transformers.GgufConfig(dequantize=True), getattr(torch, dtype)
+    theirs, exact = (load(path, dtype=dtype, quantization_config=config) for dtype in (kind, torch.float64))
+    with ggml_kernels.install():
+        ours = load(path, dtype=kind)
+        layers = [layer for layer in ours.modules() if type(layer).__name__ == "GgufLinear"]
+        assert layers
+        with torch.no_grad():
+            for index in (INDEX, INDEX[:, :3]):
+                wants, want, got = (model(index).logits.double() for model in (exact, theirs, ours))
+                assert (got - wants).abs().max() <= 4 * (want - wants).abs().max()
+                assert calls["matmul"] == (0 if index is INDEX else len(layers))
+    assert all(layer.weight.dtype == torch.uint8 for layer in layers)

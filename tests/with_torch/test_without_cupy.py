@@ -17,6 +17,8 @@ from torch_layers import torch
 import qgemm
 from qgemm import cuda
 from qgemm.cuda import libraries, upload
+from qgemm.cuda.call import products
+from qgemm.cuda.call.arrays import Call
 from qgemm.cuda.driver import workspace
 from qgemm.cuda.kernels import transforms
 from qgemm.cuda.layout import tile as tiles
@@ -104,11 +106,34 @@ def test_a_weight_of_a_layer_has_its_bytes(driver, fmt):
         assert not bounds[67:].any()
 
 
+@each_format
+def test_rows_of_tiles_have_the_bytes_of_a_file(driver, fmt):
+    """Slices of a parameter of tiles, as transformers takes them from its own layers, from any row on."""
+    w = random_weights(fmt, 150)
+    raw = torch.from_numpy(w.blocks.copy().view(np.uint8).reshape(150, -1))
+    weight = torch.nn.Parameter(storage.device_bytes(w.to_device()), requires_grad=False)
+    storage.keep(weight, w.to_device(), storage.spelled(fmt))
+    assert type(weight).__name__ == "PackedParameter"
+    for rows in (slice(0, 150), slice(0, 64), slice(3, 70), slice(130, 900), slice(5, 5), slice(None, None, 7)):
+        assert torch.equal(weight[rows], raw[rows])
+    assert weight[0].dim() == 0
+
+
 def test_numbers_of_any_library_lie_on_the_device(driver):
     values = np.arange(6, dtype=np.int32).reshape(2, 3)
     array = cuda.BACKEND.array(values)
     assert torch.equal(array, torch.from_numpy(values))
     assert cuda.BACKEND.array(np.float32(0.5)).shape == ()
+
+
+def test_bfloat16_needs_no_package_of_numpy(driver, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    x, library = torch.zeros(2, 64), libraries.library_for(torch.Tensor)
+    call = Call(x, library, 0, STREAM, [0] * 3, [0] * 3, [1] * 3, True)
+    for dtype in ("bfloat16", torch.bfloat16):
+        y = products.target(call, None, (2, 8), dtype)
+        assert (y.values.dtype, y.dtype, tuple(y.values.shape)) == (torch.bfloat16, "bfloat16", (2, 8))
+    assert products.target(call, None, (2, 8), None).values.dtype is torch.float32
 
 
 def test_a_workspace_is_zeroed_on_a_stream_of_its_own(driver):

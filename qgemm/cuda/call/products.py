@@ -12,9 +12,9 @@ from math import prod
 from typing import Any
 
 from qgemm import arguments
-from qgemm.arguments import Epilogue, Request, output_dtype
+from qgemm.arguments import Epilogue, Request
 from qgemm.arrays import check_floats, check_no_grad, like, on_cuda
-from qgemm.codec.float_types import DType
+from qgemm.codec.float_types import DType, float_name
 from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
 from qgemm.cuda.driver.workspace import relaxed_capture
 from qgemm.cuda.kernels.add_epilogue import gate_launch
@@ -200,7 +200,7 @@ def target(
 ) -> Array:
     """An output by its index: the memory of `out`, whatever its type and strides, or a new array."""
     if out is None:
-        return _new(call, shape, output_dtype(dtype).name, Y + index)
+        return _new(call, shape, float_name("float32" if dtype is None else dtype), Y + index)
     if not on_cuda(out):
         raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
     check_no_grad(out)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from qgemm.backend import Status
 from qgemm.cuda import devices
@@ -33,28 +34,35 @@ def status() -> Status:
     if library is None:
         return Status(False, without_library(newest), {})
     try:
-        count, gpu = devices.count(), devices.facts(devices.current_device())
-    except (OSError, RuntimeError) as error:
+        count, gpu = library.devices(), devices.facts(devices.current_device())
+    except Exception as error:  # libraries raise their own and the driver's errors
         why = NO_DRIVER if newest is None else f"{error} (the driver runs CUDA {newest[0]}.{newest[1]})"
         return Status(False, f"no usable NVIDIA GPU: {why}", {})
-    name, version = library
     assert newest is not None
     facts: dict[str, Any] = {
         "device": gpu.name,
         "arch": nvrtc.arch_of(gpu.capability),
         "driver_cuda": "{}.{}".format(*newest),
-        name.lower(): version,
+        library.name.lower(): library.version,
     }
     try:
         facts["nvrtc"] = ".".join(map(str, nvrtc.nvrtc_version()))
     except nvrtc.CompileError as error:
         return Status(False, str(error), facts)
-    named = f"{count} x {facts['device']} ({facts['arch']}), {name} {version}, NVRTC {facts['nvrtc']}"
+    named = f"{count} x {facts['device']} ({facts['arch']}), {library.name} {library.version}, NVRTC {facts['nvrtc']}"
     return Status(True, named, facts)
 
 
-def array_library(has_driver: bool) -> tuple[str, str] | None:
-    """The library of arrays that no caller brings, and its version: CuPy, else torch; see libraries.default_library.
+class ArrayLibrary(NamedTuple):
+    """A package for arrays on a GPU. devices: the number of devices that it can use, or an error."""
+
+    name: str
+    version: str
+    devices: Callable[[], int]
+
+
+def array_library(has_driver: bool) -> ArrayLibrary | None:
+    """The library of arrays that no caller brings: CuPy, else torch; see libraries.default_library.
 
     has_driver: without a driver torch is not imported, which takes seconds.
     """
@@ -63,14 +71,19 @@ def array_library(has_driver: bool) -> tuple[str, str] | None:
     except ImportError:
         pass
     else:
-        return "CuPy", cupy.__version__
+        return ArrayLibrary("CuPy", cupy.__version__, cupy.cuda.runtime.getDeviceCount)
     if not has_driver:
         return None
     try:
         import torch
     except ImportError:
         return None
-    return None if torch.version.cuda is None else ("torch", torch.__version__)
+
+    def count() -> int:
+        torch.cuda.init()  # raises where this torch cannot use the driver
+        return int(torch.cuda.device_count())
+
+    return None if torch.version.cuda is None else ArrayLibrary("torch", torch.__version__, count)
 
 
 def without_library(driver: tuple[int, int] | None) -> str:
