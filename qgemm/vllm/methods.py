@@ -111,9 +111,14 @@ class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         """Register parameters for the file's tensors; refuse layers that differ from `qgemm.moe`."""
         self.function = _function(self.label, layer)
-        if self.moe.has_bias:
-            raise UnsupportedError(f"{self.label}: experts with biases are not supported")
-        ranks = self.moe.moe_parallel_config.tp_size
+        parallel = self.moe.moe_parallel_config
+        unsupported = {
+            "biases": self.moe.has_bias, "LoRA": self.moe.is_lora_enabled,
+            "all-to-all back ends": parallel.use_all2all_kernels,
+        }  # fmt: skip
+        for name in [name for name, present in unsupported.items() if present]:
+            raise UnsupportedError(f"{self.label}: {name} of experts are not supported; without them, or QGEMM_VLLM=0")
+        ranks = parallel.tp_size
         for fmt in self.formats:
             serving.check_columns(fmt, intermediate_size_per_partition * ranks, ranks, self.label)
         self.experts = num_experts
@@ -166,13 +171,6 @@ class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
 
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         """None: vLLM's own kernels are not used."""
-
-    def select_gemm_impl(self, prepare_finalize: Any, layer: Any) -> Any:
-        """Refuse what vLLM would do to experts for LoRA and for all-to-all: wrap its own kernels."""
-        raise UnsupportedError(
-            f"{self.label}: LoRA of experts and all-to-all back ends need vLLM's own kernels for experts; "
-            "run without LoRA, or QGEMM_VLLM=0"
-        )
 
     def apply(
         self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,

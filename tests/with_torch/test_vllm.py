@@ -10,15 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import vllm_like
+from engine_layers import FACTORS, IDS, NUMBERS, E, F, K, assert_near, product, raw, routed
 from torch_layers import normal, torch, weights
 from vllm_like import CONFIG, RANKS
 
 import qgemm
 from qgemm.errors import QgemmError
-from qgemm.formats import GGML_TYPES
 from qgemm.torch import serving
-
-NUMBERS = {fmt.name: number for number, fmt in GGML_TYPES.items()}
 
 
 @pytest.fixture
@@ -30,13 +28,6 @@ def methods(monkeypatch):
 @pytest.fixture
 def plugin(methods):
     return importlib.import_module("qgemm.vllm.plugin")
-
-
-def raw(w: qgemm.Tensor) -> torch.Tensor:
-    """A tensor as vllm-gguf-plugin yields it: bytes [..., N, bytes per row], or floats [..., N, K]."""
-    if w.format.plain:
-        return torch.from_numpy(w.dequantize()).to(getattr(torch, {"f16": "float16", "f32": "float32"}[w.format.name]))
-    return torch.from_numpy(w.blocks.view("u1").reshape(*w.shape[:-1], -1).copy())
 
 
 def load(layer, w: qgemm.Tensor, place=None, prefix: str = "") -> None:
@@ -68,17 +59,10 @@ def linear(methods, kind, tensors, k=None, floats=False, formats=(), activation=
     return method, layer
 
 
-def product(x, w) -> torch.Tensor:
-    return x.double() @ torch.from_numpy(w.dequantize()).double().T
-
-
-def assert_near(y, expected) -> None:
-    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
-
-
 # ---------------------------------------------------------------- signatures
 
 
+@pytest.mark.filterwarnings("ignore")  # of packages that import others' deprecated names
 @pytest.mark.parametrize("name", [name for name, contents in vllm_like.MODULES.items() if contents])
 def test_stand_ins_have_the_signatures_of_the_installed_packages(name):
     try:
@@ -213,8 +197,6 @@ def test_tables_hold_rows_of_their_rank_and_padding(methods):
 
 # ---------------------------------------------------------------- experts
 
-E, F, K = 4, 512, 256
-
 
 def expert_tensors(down="q6_k"):
     values = {part: normal(E, *shape, seed=seed).numpy() for seed, (part, shape) in enumerate(
@@ -224,9 +206,13 @@ def expert_tensors(down="q6_k"):
     }
 
 
-def experts(methods, tensors, layer, ranks=1, rank=0, local=E, **facts):
-    parallel = SimpleNamespace(tp_size=ranks, tp_rank=rank)
-    moe = SimpleNamespace(has_bias=False, moe_parallel_config=parallel, **facts)
+def moe_config(ranks=1, rank=0, all_to_all=False, **facts):
+    parallel = SimpleNamespace(tp_size=ranks, tp_rank=rank, use_all2all_kernels=all_to_all)
+    return SimpleNamespace(**({"has_bias": False, "is_lora_enabled": False} | facts), moe_parallel_config=parallel)
+
+
+def experts(methods, tensors, layer, ranks=1, rank=0, local=E):
+    moe = moe_config(ranks, rank)
     method = methods.PackedExpertsMethod("model.layers.0.mlp.experts", moe, (tensors["w2"].format,))
     method.create_weights(layer, local, K, F // ranks, torch.float32, weight_loader=None)
     for part, w in tensors.items():
@@ -245,20 +231,6 @@ def experts(methods, tensors, layer, ranks=1, rank=0, local=E, **facts):
             assert success == (layer._map_global_expert_id_to_local_expert_id(expert) >= 0)
     method.process_weights_after_loading(layer)
     return method
-
-
-def routed(x, tensors, ids, factors, columns=slice(None)):
-    """The layer in float64; columns: the part of F of a rank."""
-    gate, up, down = (torch.from_numpy(tensors[part].dequantize()).double() for part in ("w1", "w3", "w2"))
-    y = torch.zeros(len(x), K, dtype=torch.float64)
-    for token, row in enumerate(x.double()):
-        for expert, factor in zip(ids[token].tolist(), factors[token].double(), strict=True):
-            between = torch.nn.functional.silu(gate[expert] @ row) * (up[expert] @ row)
-            y[token] += factor * (down[expert][:, columns] @ between[columns])
-    return y
-
-
-IDS, FACTORS = torch.tensor([[0, 3], [2, 1], [3, 2]], dtype=torch.int32), normal(3, 2, seed=9).abs()
 
 
 def test_experts_of_three_types(methods):
@@ -301,11 +273,16 @@ def test_the_routers_weights_multiply_x_where_the_model_asks_for_it(methods):
 
 @pytest.mark.parametrize(
     ("activation", "facts", "message"),
-    [("relu2", {}, "function 'relu2'"), ("silu_no_mul", {}, "silu_no_mul"), ("silu", {"has_bias": True}, "biases")],
+    [
+        ("relu2", {}, "function 'relu2'"),
+        ("silu_no_mul", {}, "silu_no_mul"),
+        ("silu", {"has_bias": True}, "biases"),
+        ("silu", {"is_lora_enabled": True}, "LoRA of experts"),
+        ("silu", {"all_to_all": True}, "all-to-all back ends"),
+    ],
 )
 def test_layers_of_experts_that_qgemm_lacks_are_refused(methods, activation, facts, message):
-    moe = SimpleNamespace(**({"has_bias": False} | facts), moe_parallel_config=SimpleNamespace(tp_size=1, tp_rank=0))
-    method = methods.PackedExpertsMethod("a", moe)
+    method = methods.PackedExpertsMethod("a", moe_config(**facts))
     with pytest.raises(QgemmError, match=message):
         method.create_weights(vllm_like.RoutedExperts(activation), E, K, F, torch.float32, weight_loader=None)
 
@@ -313,15 +290,10 @@ def test_layers_of_experts_that_qgemm_lacks_are_refused(methods, activation, fac
 def test_limits_of_swiglu_are_refused_except_that_of_gpt_oss(methods):
     layer = vllm_like.RoutedExperts()
     layer.swiglu_limit = 7.0
-    with pytest.raises(QgemmError, match="'swiglu_limit': 7.0"):
+    with pytest.raises(QgemmError, match=r"'swiglu_limit': 7\.0"):
         methods._function("a", layer)
     layer.activation.value = "swigluoai_uninterleave"
     assert methods._function("a", layer) == "swiglu_oai"
-
-
-def test_lora_of_experts_is_refused_by_name(methods):
-    with pytest.raises(QgemmError, match="LoRA of experts"):
-        methods.PackedExpertsMethod("a", None).select_gemm_impl(None, None)
 
 
 # ---------------------------------------------------------------- the plugin
