@@ -59,10 +59,9 @@ def process_linear(method: Any, layer: Any) -> None:
     else:
         tensors, numbers = [old.data], [types.weight_type]
     shards = [Shard(format_of(number, data), data.to(device)) for number, data in zip(numbers, tensors, strict=True)]
-    columns = getattr(layer, "input_size", shards[0].columns)
-    for shard in shards:
-        if shard.columns < columns:
-            serving.check_columns(shard.format, columns, round(columns / shard.columns), str(layer))
+    part = getattr(layer, "input_size_per_partition", 0)  # of a layer whose columns are shared by ranks
+    for shard in shards if part else ():
+        serving.check_columns(shard.format, layer.input_size, layer.input_size // part, str(layer))
     shape = old.tensor_shape
     del tensors, layer._parameters["qweight"]
     old.data_container.clear()

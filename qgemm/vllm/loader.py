@@ -89,7 +89,7 @@ def name_map(arch: Any, layers: int) -> Any:
 
 
 def in_halves(weights: Iterable[tuple[str, torch.Tensor]], config: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights with rows of Q and K as vLLM expects them: within a head, the first numbers of rotary pairs come first."""
+    """Weights with rows of Q and K as vLLM expects them: in a head, the first numbers of rotary pairs come first."""
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
     for name, tensor in weights:
         match = ROTARY.search(name)

@@ -20,7 +20,7 @@ from qgemm.errors import UnsupportedError
 from qgemm.torch import serving
 from qgemm.torch.serving import Shard
 
-from .parameters import Collected, CollectingParameter, type_parameter
+from .parameters import Collected, CollectingParameter, load_whole, type_parameter
 
 FUNCTIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
 FUNCTIONS |= {"swigluoai": "swiglu_oai", "swigluoai_uninterleave": "swiglu_oai"}  # gate and up come as two tensors
@@ -50,7 +50,7 @@ class PackedLinearMethod(LinearMethodBase):  # type: ignore[misc]
         for fmt in self.formats:
             serving.check_columns(fmt, input_size, ranks, self.label)
         attributes.pop("weight_loader", None)
-        loader = getattr(layer, "weight_loader_v2", CollectingParameter.store)
+        loader = getattr(layer, "weight_loader_v2", load_whole)
         _register(layer, self.label, loader, attributes, "", self.floats)
 
     def process_weights_after_loading(self, layer: Any) -> None:
@@ -82,12 +82,12 @@ class PackedEmbeddingMethod(PackedLinearMethod):
         attributes.pop("weight_loader", None)
         _register(layer, self.label, partial(self._load, layer), attributes, "", False)
 
-    def _load(self, layer: Any, parameter: CollectingParameter, table: torch.Tensor) -> None:
+    def _load(self, layer: Any, param: CollectingParameter, loaded_weight: torch.Tensor) -> None:
         """Keep this rank's rows of a table, and rows of zeros up to vLLM's padded number."""
         start, stop = layer.shard_indices.org_vocab_start_index, layer.shard_indices.org_vocab_end_index
-        rows = table[start:stop]
-        padding = table.new_zeros((self.rows - len(rows), table.shape[1]))
-        parameter.store(torch.cat([rows, padding]) if len(padding) else rows)
+        rows = loaded_weight[start:stop]
+        padding = rows.new_zeros((self.rows - len(rows), rows.shape[1]))
+        param.store(torch.cat([rows, padding]) if len(padding) else rows)
 
     def embedding(self, layer: Any, index: torch.Tensor) -> torch.Tensor:
         """Rows of the table."""
@@ -111,9 +111,14 @@ class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         """Register parameters for the file's tensors; refuse layers that differ from `qgemm.moe`."""
         self.function = _function(self.label, layer)
-        if self.moe.has_bias:
-            raise UnsupportedError(f"{self.label}: experts with biases are not supported")
-        ranks = self.moe.moe_parallel_config.tp_size
+        parallel = self.moe.moe_parallel_config
+        unsupported = {
+            "biases": self.moe.has_bias, "LoRA": self.moe.is_lora_enabled,
+            "all-to-all back ends": parallel.use_all2all_kernels,
+        }  # fmt: skip
+        for name in [name for name, present in unsupported.items() if present]:
+            raise UnsupportedError(f"{self.label}: {name} of experts are not supported; without them, or QGEMM_VLLM=0")
+        ranks = parallel.tp_size
         for fmt in self.formats:
             serving.check_columns(fmt, intermediate_size_per_partition * ranks, ranks, self.label)
         self.experts = num_experts
@@ -122,15 +127,15 @@ class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
             _register(layer, self.label, partial(self._load, layer), attributes, f"{name}_", floats=True)
 
     def _load(
-        self, layer: Any, parameter: CollectingParameter, data: torch.Tensor, weight_name: str, shard_id: str,
+        self, layer: Any, param: CollectingParameter, loaded_weight: torch.Tensor, weight_name: str, shard_id: str,
         expert_id: int, return_success: bool = False,
     ) -> bool | None:  # fmt: skip
         """Keep this rank's share of gate (w1), down (w2) or up (w3) of an expert, or of all [E, N, bytes per row]."""
-        tensors = data if data.dim() == 3 else data[None]
-        first = 0 if data.dim() == 3 else expert_id
+        tensors = loaded_weight if loaded_weight.dim() == 3 else loaded_weight[None]
+        first = 0 if loaded_weight.dim() == 3 else expert_id
         local = [layer._map_global_expert_id_to_local_expert_id(first + number) for number in range(len(tensors))]
-        parallel, collected = self.moe.moe_parallel_config, parameter.collected
-        fmt = collected.format(shard_id, data)
+        parallel, collected = self.moe.moe_parallel_config, param.collected
+        fmt = collected.format(shard_id, loaded_weight)
         for expert, tensor in zip(local, tensors, strict=True):
             if expert < 0:  # on another rank
                 continue
@@ -142,8 +147,8 @@ class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
                 part = tensor.narrow(0, rows * parallel.tp_rank, rows)
             if shard_id not in collected.data:
                 shape = (self.experts, *part.shape)
-                collected.data[shard_id] = torch.zeros(shape, dtype=part.dtype, device=parameter.device)
-            collected.data[shard_id][expert] = part.to(parameter.device)
+                collected.data[shard_id] = torch.zeros(shape, dtype=part.dtype, device=param.device)
+            collected.data[shard_id][expert] = part.to(param.device)
         success = any(expert >= 0 for expert in local)
         return success if return_success else None
 
@@ -167,13 +172,6 @@ class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     def get_fused_moe_quant_config(self, layer: Any) -> None:
         """None: vLLM's own kernels are not used."""
 
-    def select_gemm_impl(self, prepare_finalize: Any, layer: Any) -> Any:
-        """Refuse what vLLM would do to experts for LoRA and for all-to-all: wrap its own kernels."""
-        raise UnsupportedError(
-            f"{self.label}: LoRA of experts and all-to-all back ends need vLLM's own kernels for experts; "
-            "run without LoRA, or QGEMM_VLLM=0"
-        )
-
     def apply(
         self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
         shared_experts: Any = None, shared_experts_input: torch.Tensor | None = None,
@@ -195,7 +193,7 @@ def _register(
         parameter = CollectingParameter(collected, loader, torch.empty(0, dtype=torch.uint8))
         set_weight_attrs(parameter, attributes)
         layer.register_parameter(name, parameter)
-    layer.register_parameter(f"{prefix}qweight_type", type_parameter(collected))
+    layer.register_parameter(f"{prefix}qweight_type", type_parameter(collected, bool(prefix)))
 
 
 def _forget(layer: Any, prefix: str) -> None:

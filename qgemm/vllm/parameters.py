@@ -101,19 +101,24 @@ class CollectingParameter(BasevLLMParameter):  # type: ignore[misc]
         self.store(loaded_weight.narrow(0, rows * rank, rows), shard_id)
 
 
-def type_parameter(collected: Collected) -> torch.nn.Parameter:
-    """A parameter that announces the numbers of types it is loaded with.
+def load_whole(param: CollectingParameter, loaded_weight: torch.Tensor, loaded_shard_id: Any = None) -> None:
+    """The loader of layers that every rank holds whole."""
+    param.store(loaded_weight, loaded_shard_id)
 
-    vLLM loads it as (parameter, number, place) for a linear layer, as (parameter, number, name, shard_id=,
-    expert_id=, return_success=) for experts.
-    """
+
+def type_parameter(collected: Collected, experts: bool) -> torch.nn.Parameter:
+    """A parameter that announces the numbers of types it is loaded with, by the arguments that vLLM loads weights."""
+
+    def load(param: Any, loaded_weight: torch.Tensor, loaded_shard_id: Any = None) -> None:
+        collected.announce(int(loaded_weight), loaded_shard_id)
+
+    def load_experts(
+        param: Any, loaded_weight: torch.Tensor, weight_name: str, shard_id: str, expert_id: int,
+        return_success: bool = False,
+    ) -> bool | None:  # fmt: skip
+        collected.announce(int(loaded_weight), shard_id)
+        return True if return_success else None
+
     parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
-
-    def load(
-        _: Any, number: torch.Tensor, place: Any = None, shard_id: str | None = None, *_others: Any, **options: Any
-    ) -> bool | None:
-        collected.announce(int(number), place if shard_id is None else shard_id)
-        return True if options.get("return_success") else None
-
-    parameter.weight_loader = load  # type: ignore[attr-defined]
+    parameter.weight_loader = load_experts if experts else load  # type: ignore[attr-defined]
     return parameter
