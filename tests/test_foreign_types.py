@@ -74,8 +74,8 @@ def test_rows_read_apart(tmp_path, number, copy):
         flat = w.blocks.reshape(-1)
         for start, stop in ((0, 1), (3, 9), (5, len(flat)), (0, len(flat)), (4, 4)):
             np.testing.assert_array_equal(w.read(start, stop), flat[start:stop])
-        again = pickle.loads(pickle.dumps(w))
-        np.testing.assert_array_equal(again.blocks, w.blocks)
+        copied = pickle.loads(pickle.dumps(w))
+        np.testing.assert_array_equal(copied.blocks, w.blocks)
 
 
 def repacked(blocks: np.ndarray, rows: int, chunk: int, mask: int = 0) -> bytes:

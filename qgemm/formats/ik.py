@@ -128,8 +128,8 @@ def _nibbles_of_64(blocks: Blocks) -> Bytes:
 
 def _q6_0(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     """qh: byte j holds the high bits of weights j, j + 16, j + 8, j + 24, two each, from bit 0 on."""
-    high = unpack_slots(blocks["qh"], 2).reshape(-1, 8, 2, 2)  # [n, j, half of the byte, plane]
-    high = np.moveaxis(high, (3, 2, 1), (1, 2, 3)).reshape(-1, 32)
+    parts = unpack_slots(blocks["qh"], 2).reshape(-1, 8, 2, 2)  # [n, j, half of the byte, plane]
+    high = np.moveaxis(parts, (3, 2, 1), (1, 2, 3)).reshape(-1, 32)
     codes = unpack_nibbles(blocks["qs"]) | high << np.uint8(4)
     return codes.view(np.int8) - np.int8(32), np.ones((len(blocks), 1), np.int8)
 
@@ -260,29 +260,30 @@ def _format(
 
 HALF, EXTRA = ("d", "<f2"), ("extra", "<u2")
 TABLE = "d * sc * level[q]"
+FACTS: tuple[tuple[Any, ...], ...] = (
+    (133, "q6_0", [HALF, ("qh", "u1", 8), ("qs", "u1", 16)], _q6_0, "d * (q - 32)", "", 32),
+    (134, "iq1_bn", [("ql", "u1", 12), ("extra", "u1")], _iq1_bn, "d * (q - 1)", "<f2", 64),
+    (135, "iq2_bn", [("qs", "u1", 16)], _iq2_bn, "d * (q - 1)", "<f4", 64),
+    (137, "iq2_k", [HALF, EXTRA, ("scales", "u1", 8), ("qs", "u1", 64)], _iq2_k, TABLE),
+    (138, "iq3_k", [HALF, EXTRA, ("scales_h", "<u2"), ("scales_l", "u1", 8), ("qs", "u1", 64), ("qh", "u1", 32)],
+     _iq3_k, TABLE),
+    (139, "iq4_k", [HALF, EXTRA, ("scales_h", "u1", 4), ("scales_l", "u1", 8), ("qs", "u1", 128)], _iq4_k, TABLE),
+    (140, "iq5_k", [HALF, EXTRA, ("scales_h", "u1", 4), ("scales_l", "u1", 8), ("qs", "u1", 128), ("qh", "u1", 32)],
+     _iq5_k, TABLE),
+    (141, "iq6_k", [HALF, EXTRA, ("scales", "i1", 16), ("qs", "u1", 128), ("qh", "u1", 64)], _iq6_k, TABLE),
+    (144, "iq4_ks", [("scales", "u1", 8), ("qs", "u1", 128)], _iq4_ks, TABLE, "<f4"),
+    (145, "iq2_ks", [EXTRA, ("scales", "u1", 4), ("qs", "u1", 64)], _iq2_ks, TABLE, "<f2"),
+    (146, "iq4_kss", [("qs", "<u2", 64)], _iq4_kss, TABLE, "<f4"),
+    (152, "iq5_ks", [("scales", "u1", 8), ("qs", "u1", 128), ("qh", "u1", 32)], _iq5_ks, TABLE, "<f4"),
+    (156, "iq3_ks", [EXTRA, ("scales", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 32)], _iq3_ks, TABLE, "<f2"),
+    (157, "iq2_kl", [("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 16)], _iq2_kl,
+     "d * sc * pair[q]", "<f2"),
+    *((number, name, fields, decode, "d * sc * trellis[q]", "<f4") for number, name, fields, decode in TRELLIS),
+)  # fmt: skip
 TYPES: dict[int, Format] = {
     number: _format(name, number, fields, decode, formula, *more)
-    for number, name, fields, decode, formula, *more in (
-        (133, "q6_0", [HALF, ("qh", "u1", 8), ("qs", "u1", 16)], _q6_0, "d * (q - 32)", "", 32),
-        (134, "iq1_bn", [("ql", "u1", 12), ("extra", "u1")], _iq1_bn, "d * (q - 1)", "<f2", 64),
-        (135, "iq2_bn", [("qs", "u1", 16)], _iq2_bn, "d * (q - 1)", "<f4", 64),
-        (137, "iq2_k", [HALF, EXTRA, ("scales", "u1", 8), ("qs", "u1", 64)], _iq2_k, TABLE),
-        (138, "iq3_k", [HALF, EXTRA, ("scales_h", "<u2"), ("scales_l", "u1", 8), ("qs", "u1", 64), ("qh", "u1", 32)],
-         _iq3_k, TABLE),
-        (139, "iq4_k", [HALF, EXTRA, ("scales_h", "u1", 4), ("scales_l", "u1", 8), ("qs", "u1", 128)], _iq4_k, TABLE),
-        (140, "iq5_k", [HALF, EXTRA, ("scales_h", "u1", 4), ("scales_l", "u1", 8), ("qs", "u1", 128), ("qh", "u1", 32)],
-         _iq5_k, TABLE),
-        (141, "iq6_k", [HALF, EXTRA, ("scales", "i1", 16), ("qs", "u1", 128), ("qh", "u1", 64)], _iq6_k, TABLE),
-        (144, "iq4_ks", [("scales", "u1", 8), ("qs", "u1", 128)], _iq4_ks, TABLE, "<f4"),
-        (145, "iq2_ks", [EXTRA, ("scales", "u1", 4), ("qs", "u1", 64)], _iq2_ks, TABLE, "<f2"),
-        (146, "iq4_kss", [("qs", "<u2", 64)], _iq4_kss, TABLE, "<f4"),
-        (152, "iq5_ks", [("scales", "u1", 8), ("qs", "u1", 128), ("qh", "u1", 32)], _iq5_ks, TABLE, "<f4"),
-        (156, "iq3_ks", [EXTRA, ("scales", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 32)], _iq3_ks, TABLE, "<f2"),
-        (157, "iq2_kl", [("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", 64), ("qh", "u1", 16)], _iq2_kl,
-         "d * sc * pair[q]", "<f2"),
-        *((number, name, fields, decode, "d * sc * trellis[q]", "<f4") for number, name, fields, decode in TRELLIS),
-    )
-}  # fmt: skip
+    for number, name, fields, decode, formula, *more in FACTS
+}
 BY_NAME = {fmt.name: fmt for fmt in TYPES.values()}
 
 

@@ -18,7 +18,7 @@ from . import iq4_nl
 
 FACTOR, OFFSET = np.uint32(0xCBAC1FED), np.uint32(4096)
 SECOND = np.uint32(32768)  # added to OFFSET in groups of iq4_kt whose scale has bit 0
-GROUPS = 8  # of 32 weights in a super-block
+GROUPS = 8  # a super-block has 8 groups of 32 weights
 
 
 def trellis(index: NDArray[Any], weights: int) -> NDArray[np.int8]:

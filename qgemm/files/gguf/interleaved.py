@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.codec import grids
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Bytes, Floats, pack_sixes, unpack_slots
 from qgemm.formats import FORMATS, iq1_s, q3_k
@@ -79,8 +78,8 @@ class Interleaved(NamedTuple):
 
 D = {"d": (2, "kp > p")}
 D_DMIN = {"d": (2, "kp > p"), "dmin": (2, "kp > p")}
-NIBBLES_BY_16 = "bLlki|hn > bhLi|ln"  # of plain types where byte j of a group holds weights j and j + 16
-NIBBLES_BY_32 = "ceLlki|hn > clhLi|en"  # where byte j of two groups holds weights j and j + 32
+NIBBLES_BY_16 = "bLlki|hn > bhLi|ln"  # byte j of a group holds weights j and j + 16
+NIBBLES_BY_32 = "ceLlki|hn > clhLi|en"  # byte j of two groups holds weights j and j + 32
 TWO_BITS = "Hqlki|hLm > HlhLi|qm"
 SHIFTS = {"extra": (2, "lk|b > bl|")}
 HIGH_SCALES, LOW_SCALES = (4, "elk|cm > cel|m"), (8, "qlk|Hn > Hql|n")
@@ -221,7 +220,8 @@ def q8_kv(raw: Bytes, d: Floats) -> Blocks:
 def ternary(index: NDArray[Any], minus: NDArray[Any]) -> NDArray[np.int8]:
     """Points [...] of the grid of iq1_s, whether delta is -1/8 -> 8 * (level + delta) [..., 8]."""
     sign = np.where(minus, np.int8(-1), np.int8(1))
-    return iq1_s.points()[index] + sign[..., None]
+    levels: NDArray[np.int8] = iq1_s.points()[index] + sign[..., None]
+    return levels
 
 
 def iq1_s_r4(raw: Bytes, d: Floats) -> Blocks:
@@ -230,9 +230,8 @@ def iq1_s_r4(raw: Bytes, d: Floats) -> Blocks:
     qh = fields["qh"].view("<u2")
     high = qh >> np.arange(0, 12, 3, dtype=np.uint16) & np.uint16(7)
     levels = ternary(fields["qs"] | high << np.uint16(8), np.broadcast_to(qh >> np.uint16(15), high.shape))
-    sc = (qh[..., 0] >> np.uint16(12) & np.uint16(7)).astype(np.uint8)
-    scale = grids.odd_scales(d.repeat(sc.shape[1]), sc.reshape(-1, 1), 1 / 8).reshape(sc.shape)
-    return bytes_of_levels(levels, scale, 32)
+    sc = (qh[..., 0] >> np.uint16(12) & np.uint16(7)).astype(np.float32)
+    return bytes_of_levels(levels, d[:, None] * (2 * sc + 1) / np.float32(8), 32)
 
 
 def iq1_m_r4(raw: Bytes, d: Floats) -> Blocks:
