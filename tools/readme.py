@@ -56,7 +56,8 @@ def formats_table() -> str:
         names, sizes, bits = (", ".join(map(text, alike)) for text in (str, _block_bytes, _bits_per_weight))
         rows.append(
             f"| {names} | {fmt.weights} | {sizes} | {bits} | {fmt.formula or 'the number itself'} | "
-            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(fmt.tiled)} |"
+            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | "
+            f"{tick(fmt.tiled) if fmt.device is None else f'as {fmt.on_device}'} |"
         )
     return "\n".join(rows)
 

@@ -67,12 +67,6 @@ INTEGERS = tuple(kind for kind, dtype in NUMBERS.items() if dtype.kind in "iu")
 REMOVED = {  # former ggml types, whose ids are not reused
     4: "Q4_2",
     5: "Q4_3",
-    31: "Q4_0_4_4",
-    32: "Q4_0_4_8",
-    33: "Q4_0_8_8",
-    36: "IQ4_NL_4_4",
-    37: "IQ4_NL_4_8",
-    38: "IQ4_NL_8_8",
 }
 
 # ---------------------------------------------------------------- rules: each returns the broken rule, or ""
