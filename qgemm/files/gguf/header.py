@@ -56,6 +56,7 @@ class Place(NamedTuple):
 
 
 PAGE = 4096  # bytes; some programs pad tensors to pages
+MAX_BYTES = 2**60  # limit of an empty array, if the zero among its dimensions were a one
 
 
 class Entry(NamedTuple):
@@ -253,6 +254,8 @@ class _Walk:
                 raise self.refusal(f"type {kind} {why}")
             if rule := broken_shape_rule(fmt, ne[::-1]):
                 raise self.refusal(rule)
+            if 0 in ne and prod(filter(None, ne)) * fmt.block_bytes > MAX_BYTES:
+                raise self.refusal(f"shape {ne[::-1]} is too large for an array, even without elements")
             entries[name] = Entry(fmt, ne[::-1], offset)
         return entries
 
@@ -261,7 +264,8 @@ class _Walk:
 
         Any order, gaps, and missing or extra bytes after the last tensor are accepted. But a gap beyond a page, of at
         least one byte per block of the tensor before it, means blocks of another size: the file comes from a fork of
-        llama.cpp that uses the type's number for another type.
+        llama.cpp that uses the type's number for another type. A tensor without elements may have any offset: it
+        overlaps nothing, and `convert --drop` must be able to open its file.
         """
         data = -(-self.position // alignment) * alignment
         before, end, suspicious = "", 0, inf  # suspicious: the smallest gap that means blocks of another size
@@ -269,6 +273,8 @@ class _Walk:
             self.place = "tensor", name
             if entry.offset % alignment:
                 raise self.refusal(f"offset {entry.offset} is not a multiple of the alignment {alignment}")
+            if not entry.nbytes:
+                continue
             if entry.offset < end:
                 raise self.refusal(f"offset {entry.offset} lies inside tensor {shown(before)}")
             if entry.offset - end >= suspicious:

@@ -90,6 +90,8 @@ class Shard:
 
     def blocks(self, entry: Entry) -> Blocks:
         """The blocks [..., N, K / weights per block] of a tensor, read-only: a view of the mapping, or a copy."""
+        if not entry.nbytes:  # its offset may lie beyond the file, or be that of another tensor
+            return np.ndarray(entry.block_shape, entry.format.dtype, b"")  # read-only
         if self._copies is None:
             view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.data(), entry.offset)
             view.flags.writeable = False
