@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from qgemm.errors import GGUFError
 
-from .atomic import exists, inherit, old_file
+from .atomic import exists, inherit, old_file, synced
 from .journal import Busy, discard, finish_pending, remove_unfinished, replace_files
 from .paths import shown_path, system_errors
 from .temporary import (
@@ -74,11 +74,8 @@ class _Staging:
                 old = None
             fd = os.open(name, NEW, 0o666 if old is None else 0o600, dir_fd=self.fd)
             try:
-                if old is not None:
-                    inherit(fd, old)
-                yield fd
-                os.fsync(fd)
-                check(fd)
+                with synced(fd, old, check):
+                    yield fd
             finally:
                 os.close(fd)
         self.names.append(name)
