@@ -152,6 +152,14 @@ def test_error_is_at_most_half_a_step(fmt, data):
     assert (error <= worst * (1 + 2.0**-20) + (rounding + span * 2.0**-22)[:, None]).all()
 
 
+@over_formats(EVERY)
+def test_no_blocks_decode_to_no_weights(fmt):
+    for shape in ((0,), (0, 3), (3, 0)):
+        empty = np.empty(shape, fmt.dtype)
+        assert fmt.dequantize(empty).shape == (*shape[:-1], shape[-1] * fmt.weights)
+        assert fmt.levels(empty.reshape(-1)).codes.size == 0
+
+
 @over_formats(EVERY_ENCODED_BLOCK)
 @given(data=st.data())
 def test_blocks_are_independent(fmt, data):

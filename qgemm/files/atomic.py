@@ -77,11 +77,8 @@ def replacing_in(
     temporary, fd = temporary_file(folder, mode if old is None else 0o600)
     try:
         try:
-            if old is not None:
-                inherit(fd, old)
-            yield fd
-            system.sync(fd)
-            check(fd)
+            with synced(fd, old, check):
+                yield fd
             if not is_named(fd, folder, temporary):
                 raise GGUFError(f"{where}: cannot be written: someone removed or replaced the unfinished file")
             _put(fd, folder, temporary, name, where, replace)
@@ -157,6 +154,16 @@ def old_file(folder: int, name: str, where: str) -> os.stat_result | None:
             return None
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return status
+
+
+@contextmanager
+def synced(fd: int, old: os.stat_result | None, check: Callable[[int], object]) -> Iterator[None]:
+    """Sync and check a new file after it is written; it inherits from the old one first."""
+    if old is not None:
+        inherit(fd, old)
+    yield
+    system.sync(fd)
+    check(fd)
 
 
 def inherit(fd: int, old: os.stat_result) -> None:

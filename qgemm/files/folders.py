@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from qgemm.errors import GGUFError
 from qgemm.system import FOLDER_ERRORS, NEW, system
 
-from .atomic import exists, inherit, old_file
+from .atomic import exists, inherit, old_file, synced
 from .journal import Busy, discard, finish_pending, remove_unfinished, replace_files
 from .paths import shown_path, system_errors
 from .temporary import (
@@ -72,11 +72,8 @@ class _Staging:
                 old = None
             fd = system.open(name, NEW, 0o666 if old is None else 0o600, self.fd)
             try:
-                if old is not None:
-                    inherit(fd, old)
-                yield fd
-                system.sync(fd)
-                check(fd)
+                with synced(fd, old, check):
+                    yield fd
             finally:
                 system.close(fd)
         self.names.append(name)

@@ -14,7 +14,6 @@ from strategies import EDGES, INTEGER, TILED, every_config, over_formats
 
 import qgemm
 from benchmarks import gpu as gpu_bench
-from qgemm.cli import timing
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config, sm90_grid
@@ -224,7 +223,7 @@ def test_a8_multiplies_what_activations_decode_to(fmt):
 
 def test_configs_are_timed(monkeypatch):
     """tools/tune_sm90.py: every config that can serve, the choice among them."""
-    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr("qgemm.cuda.timing.REST", 0)
     monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
     sms = gpu_of(cupy().cuda.Device().id).sms

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qgemm.cuda.configs import shipped
+from qgemm.cuda.devices import driver_cuda, facts
 from qgemm.cuda.jit import sources
 from qgemm.cuda.times import Row, Times, as_json, merged, rows_of, worth
 from qgemm.errors import QgemmError
@@ -84,17 +85,12 @@ def heading(machine: Machine) -> dict[str, str]:
 @cache
 def machine(device: int) -> Machine:
     """The facts of a device that its times depend on."""
-    import cupy
-
-    properties: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(device)
-    return Machine(properties["name"].decode(), _driver())
+    return Machine(facts(device).name, _driver())
 
 
 def _driver() -> str:
     """The version of the driver; where the system has no file of it, the newest CUDA that it runs."""
-    import cupy
-
     try:
         return DRIVER_VERSION.read_text().strip()
     except OSError:
-        return f"CUDA {cupy.cuda.runtime.driverGetVersion()}"
+        return f"CUDA {driver_cuda()}"

@@ -59,6 +59,7 @@ class Place(NamedTuple):
 
 
 PAGE = 4096  # bytes; some programs pad tensors to pages
+MAX_BYTES = 2**60  # limit of an empty array, if the zero among its dimensions were a one
 
 
 class Entry(NamedTuple):
@@ -283,6 +284,8 @@ class _Walk:
             rule = broken_shape_rule(fmt, ne[::-1])
             if rule := rule or ("" if foreign is None else foreign.broken_shape_rule(ne[::-1])):
                 raise self.refusal(rule)
+            if 0 in ne and prod(filter(None, ne)) * fmt.block_bytes > MAX_BYTES:
+                raise self.refusal(f"shape {ne[::-1]} is too large for an array, even without elements")
             entries[name] = Entry(fmt, ne[::-1], offset, kind)
         return entries
 
@@ -291,16 +294,20 @@ class _Walk:
 
         Any order, gaps, and missing or extra bytes after the last tensor are accepted. But a gap beyond a page, of at
         least one byte per block of the tensor before it, means blocks of another size: the file comes from a fork of
-        llama.cpp that uses the type's number for another type.
+        llama.cpp that uses the type's number for another type. A tensor without elements may have any offset: it
+        overlaps nothing, and `convert --drop` must be able to open its file.
         """
         data = -(-self.position // alignment) * alignment
         before, end, suspicious = "", 0, inf  # suspicious: the smallest gap that means blocks of another size
-        in_order = sorted(tensors.items(), key=lambda item: item[1].offset)
+        for name, entry in tensors.items():
+            if entry.offset % alignment:
+                self.place = "tensor", name
+                raise self.refusal(f"offset {entry.offset} is not a multiple of the alignment {alignment}")
+        with_bytes = ((name, entry) for name, entry in tensors.items() if entry.nbytes)
+        in_order = sorted(with_bytes, key=lambda item: item[1].offset)
         following = chain((entry.offset for _, entry in in_order[1:]), [self.size - data])
         for (name, entry), after in zip(in_order, following, strict=False):
             self.place = "tensor", name
-            if entry.offset % alignment:
-                raise self.refusal(f"offset {entry.offset} is not a multiple of the alignment {alignment}")
             if rival := entry.rival(after - entry.offset, alignment):
                 own = f"{entry.format} of llama.cpp" if entry.foreign is None else str(entry.foreign)
                 why = f"its size is that of {rival}, not of {own}; both use the number {entry.kind}"

@@ -100,8 +100,6 @@ def broken_shape_rule(fmt: Format, shape: tuple[int, ...]) -> str:
     """The rule that a tensor's shape (..., N, K) in weights breaks."""
     if not 1 <= len(shape) <= MAX_DIMS:
         return f"{len(shape)} dimensions are not 1 to {MAX_DIMS}"
-    if 0 in shape:
-        return f"shape {shape} holds a zero"
     if shape[-1] % fmt.weights:
         return f"row length {shape[-1]} is not a multiple of {fmt.weights} ({fmt})"
     return ""

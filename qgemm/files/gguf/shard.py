@@ -94,6 +94,8 @@ class Shard:
 
         Those of a type that lies otherwise in the file are converted at each access.
         """
+        if not entry.nbytes:  # its offset may lie beyond the file, or be that of another tensor
+            return np.ndarray(entry.block_shape, entry.format.dtype, b"")  # read-only
         if self._copies is None and entry.foreign is None:
             view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.data(), entry.offset)
             view.flags.writeable = False

@@ -247,6 +247,8 @@ def _plans(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, Plan]]
             tensor = _tensor(tensors[name])
             if rule := broken_shape_rule(tensor.format, tensor.shape):
                 raise GGUFError(rule)
+            if 0 in tensor.shape:  # ggml refuses such a file
+                raise GGUFError(f"shape {tensor.shape} holds a zero")
             parts = parts_of(name, tensor)
             for part in parts:
                 if part != name:
