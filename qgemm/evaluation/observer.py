@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from qgemm.errors import QgemmError
 from qgemm.experts import moe_matmul
 from qgemm.files.imatrix_sums import Sums
-from qgemm.gating import GATES
+from qgemm.gating import gated_by
 from qgemm.routing import GATE_OF
 from qgemm.torch.experts import QExperts
 from qgemm.torch.linear import QLinear
@@ -122,7 +122,7 @@ class Observer(TorchFunctionMode):
                 moe_matmul(x, part.packed, ids, bias=part._parameters["bias"], dtype=x.dtype).float().cpu().numpy()
                 for part in (experts.gate, experts.up)
             )
-            gated = GATES[GATE_OF[experts.activation]](gates, ups, np)
+            gated = gated_by(GATE_OF[experts.activation], gates, ups)
             hidden = torch.from_numpy(np.ascontiguousarray(gated)).to(x.device)
             for expert in range(experts.num_experts):
                 token, position = torch.where(ids == expert)
