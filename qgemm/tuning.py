@@ -42,8 +42,8 @@ def tune(
     without it float16 and bfloat16. progress: whether a bar is drawn on stderr; without a choice where stderr is a
     terminal.
 
-    Raises TypeError unless all are tensors, UnsupportedError without a GPU, for a number of rows below 1, or an unknown
-    activation or dtype, ValueError unless `minutes` is positive.
+    Raises TypeError unless all are tensors, UnsupportedError without a GPU or CuPy, for a number of rows below 1, or an
+    unknown activation or dtype, ValueError unless `minutes` is positive.
     """
     weights, kinds = weights_of(tensors), list(map(str, _several(activation))) or list(ACTIVATIONS)
     for kind in kinds:

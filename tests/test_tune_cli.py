@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import cupy_like
@@ -13,13 +14,16 @@ import pytest
 from tuning_bench import ADA, MACHINE, chosen, fastest, installed, problem, shaped
 
 import qgemm
+from qgemm import cuda
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import clock, configs, tuner
 from qgemm.cuda.call import plan, products
+from qgemm.cuda.devices import Facts
 from qgemm.cuda.driver import tuned
 from qgemm.cuda.kernels import routes
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.times import HERE, SHIPPED, Times, rows_of, worth
+from qgemm.once import Once
 
 Q4_0 = qgemm.FORMATS["q4_0"]
 
@@ -153,3 +157,18 @@ def test_only_the_slow_path_looks_times_up(monkeypatch):
     for expected in (1, 1, 1):
         qgemm.matmul(x, w)
         assert len(lookups) == expected
+
+
+def test_times_need_no_library_of_arrays(monkeypatch, tmp_path):
+    """Products with torch alone look times up as well; tuning itself needs CuPy, and says so."""
+    monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(tuned, "_times", Once())
+    monkeypatch.setattr(tuned, "facts", lambda device: Facts("NVIDIA A10", (8, 6), 72))
+    monkeypatch.setattr(tuned, "driver_cuda", lambda: (13, 0))
+    assert not tuned.times_of(0)
+    assert tuned.machine(0).gpu == "NVIDIA A10"
+    tuned.machine.cache_clear()
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    with pytest.raises(qgemm.UnsupportedError, match="tuning needs CuPy"):
+        qgemm.tune(shaped(Q4_0, 64, 256))

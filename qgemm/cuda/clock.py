@@ -19,6 +19,7 @@ from qgemm.tensor import Tensor
 from .call.plan import Served
 from .call.products import multiply_by
 from .copies import repeated_rows
+from .libraries import default_library
 from .problem import C_TYPES, Problem
 from .tensor import DeviceTensor
 from .times import Key, Row, Times
@@ -50,6 +51,8 @@ class GpuClock:
         self._copies.clear()
         self._kept.clear()
         cupy.get_default_memory_pool().free_all_blocks()
+        if isinstance(w, DeviceTensor) and w.library is not default_library():
+            w = w.to_host()
         base = w.to_device() if isinstance(w, Tensor) else w
         assert isinstance(base, DeviceTensor)
         budget = min(ROTATE, int(SHARE * cupy.cuda.runtime.memGetInfo()[0]))
