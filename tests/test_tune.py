@@ -16,7 +16,7 @@ from qgemm import parallel
 from qgemm.cuda import tuner, tuning
 from qgemm.cuda.driver import tuned
 from qgemm.cuda.kernels import prefill_sm80, routes
-from qgemm.cuda.problem import Output, Problem
+from qgemm.cuda.problem import Q8_1, SCALED_ROWS, Output, Problem
 from qgemm.cuda.times import HERE, SHIPPED, Key, Row, Times, as_json, rows_of, worth
 from qgemm.files import compiled
 
@@ -262,3 +262,16 @@ def test_exact_products_of_few_rows_stay_exact():
         kernels = [row.kernel for row in rows]
         assert m > 16 or kernels[0].rounds or not any(kernel.rounds for kernel in kernels)
         assert m <= 16 or any(kernel.rounds for kernel in kernels)
+
+
+def test_codes_take_the_times_of_their_source():
+    """Scaled rows come from bf16; codes from any type, whose kernels need not be the same."""
+    rows = [Row(Key("q4_0", "a16", x, 64, 256), 8, {"decode": {x: 1.0}}) for x in ("half", "bf16")]
+    rows += [Row(Key("q4_0", "a8", x, 64, 256), 8, {kernel: {x: 1.0}}) for x, kernel in (("half", "a"), ("bf16", "b"))]
+    p = Problem(Q4_0, "a16", 8, 64, 256, 89, times=Times(rows))
+    assert p._replace(x=SCALED_ROWS).timed().us == {"decode": {"bf16": 1.0}}
+    assert p._replace(x="half").timed().us == {"decode": {"half": 1.0}}
+    codes = p._replace(x=Q8_1, activation="a8")
+    assert codes.timed().us == codes.timed("a").us == {"a": {"half": 1.0}}
+    assert codes.timed("b").us == {"b": {"bf16": 1.0}}
+    assert codes.timed("c") is None

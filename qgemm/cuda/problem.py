@@ -96,13 +96,17 @@ class Problem(NamedTuple):
         """The kernels' name of the type of y, for kernels that compute one product."""
         return C_TYPES[self.outputs[0].y] if self.outputs else "float"
 
-    def timed(self) -> Timed | None:
-        """The measured times that serve this problem. x in codes may come from any type; the first that was timed."""
+    def timed(self, kernel: str = "") -> Timed | None:
+        """The measured times that serve this problem, of this kernel or any.
+
+        Codes may come from x of any type: then those of the first type that was timed.
+        """
         if self.times is None or self.routed is not None:
             return None
-        for x in (self.x,) if self.x in TYPES else ("half", "bf16", "float"):
+        for x in (self.x,) if self.x in TYPES else ("bf16",) if self.x == SCALED_ROWS else ("half", "bf16", "float"):
             key = Key(self.format.name, self.activation, x, self.n, self.k, self.gated)
-            if (row := self.times.serving(key, self.m)) is not None:
+            row = self.times.serving(key, self.m)
+            if row is not None and (not kernel or kernel in row.us):
                 return row
         return None
 

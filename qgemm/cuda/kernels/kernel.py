@@ -108,8 +108,8 @@ class Kernel:
         For another number of rows of x than the timed one, the predicted time times the factor by which the prediction
         for the timed number was wrong; where a table ranks the configs, the time itself.
         """
-        row = problem.timed()
-        if row is None or self.name not in row.us:
+        row = problem.timed(self.name)
+        if row is None:
             return []
         measured, rows = row.us[self.name], problem._replace(m=row.m)
         predicted = {} if row.m == problem.m else {str(config): us for config, us in self.ranked(rows)}
