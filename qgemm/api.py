@@ -5,7 +5,7 @@ from qgemm.codec.format import Format
 from qgemm.files.gguf.reader import GGUFFile, open
 from qgemm.files.gguf.writer import write
 
-from .backend import Status, backends
+from .backend import Status, Tuned, backends
 from .converter import Checkpoint, Conversion, convert, load
 from .errors import (
     CheckpointError,
@@ -26,6 +26,7 @@ from .ops import gated, matmul, matmul_many, quantize, quantize_activations
 from .parallel import threads
 from .preparation import Prepared, prepare
 from .tensor import Tensor
+from .tuning import tune
 from .version import __version__
 from .views import Reordered, Scaled
 
@@ -50,6 +51,7 @@ __all__ = [
     "ShapeError",
     "Status",
     "Tensor",
+    "Tuned",
     "UnsupportedError",
     "__version__",
     "backends",
@@ -67,5 +69,6 @@ __all__ = [
     "quantize",
     "quantize_activations",
     "threads",
+    "tune",
     "write",
 ]

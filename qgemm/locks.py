@@ -7,11 +7,12 @@ The data that a lock protects must be valid after each statement, since a fork m
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 from weakref import WeakSet
+
+from qgemm.system.process import after_fork
 
 Value = TypeVar("Value")
 
@@ -39,4 +40,4 @@ def _release_all() -> None:
         lock._at_fork_reinit()  # as modules of the standard library reset theirs
 
 
-os.register_at_fork(after_in_child=_release_all)
+after_fork(_release_all)

@@ -1,11 +1,16 @@
-"""Row slices of an array, worked on by every core."""
+"""Row slices of an array, and tasks, worked on by every core."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from queue import Empty, SimpleQueue
+
+from tqdm import tqdm
+
+from qgemm.system.process import after_fork, cpus, setting
 
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
 MAX_THREADS = 4096  # that may be set; the pool of compiled code starts fewer
@@ -14,6 +19,7 @@ SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # the 
 
 
 _chosen: int | None = None
+_read_setting = setting("QGEMM_THREADS")
 
 
 def threads(number: int | None = None) -> int:
@@ -39,20 +45,18 @@ def _configured() -> int:
     """The number set by `threads` or by $QGEMM_THREADS, 0 for none; ValueError for a setting that is no number."""
     if _chosen is not None:
         return _chosen
-    setting = os.environ.get("QGEMM_THREADS", "")
-    if not setting:
+    text = _read_setting()
+    if not text:
         return 0
-    if not (setting.isascii() and setting.isdigit() and 0 < int(setting) <= MAX_THREADS):
-        raise ValueError(f"QGEMM_THREADS is {setting!r}, and must be a whole number from 1 to {MAX_THREADS}")
-    return int(setting)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_THREADS):
+        raise ValueError(f"QGEMM_THREADS is {text!r}, and must be a whole number from 1 to {MAX_THREADS}")
+    return int(text)
 
 
 @cache
 def cores() -> int:
     """The number of physical cores in the affinity mask: a second thread of a core adds nothing to a product."""
-    if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
-    return max(1, len({_siblings(cpu) for cpu in os.sched_getaffinity(0)}))
+    return max(1, len({_siblings(cpu) for cpu in cpus()}))
 
 
 def _siblings(cpu: int) -> str:
@@ -64,7 +68,7 @@ def _siblings(cpu: int) -> str:
         return str(cpu)
 
 
-os.register_at_fork(after_in_child=cores.cache_clear)  # a child may be given other CPUs
+after_fork(cores.cache_clear)  # a child may be given other CPUs
 
 
 def for_slices(total: int, step: int, work: Callable[[slice], object]) -> None:
@@ -81,3 +85,45 @@ def for_slices(total: int, step: int, work: Callable[[slice], object]) -> None:
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(work, part) for part in slices]:
             future.result()
+
+
+def run_all(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
+    """The number of tasks that compiled, all run on a thread per core; after an error or Ctrl-C no other begins.
+
+    The threads live for one call only, and end before it returns.
+    """
+    cores = len(cpus())
+    hidden = None if progress is None else not progress
+    # Ctrl-C inside submit or as_completed of concurrent.futures may leave a lock held, at which its threads then wait
+    # without end. A SimpleQueue has no such lock, and no task begins before all threads have started.
+    waiting: SimpleQueue[Callable[[], bool] | None] = SimpleQueue()
+    results: SimpleQueue[bool | BaseException] = SimpleQueue()
+
+    def work() -> None:
+        while (task := waiting.get()) is not None:
+            try:
+                results.put(task())
+            except BaseException as error:
+                results.put(error)
+
+    compiled = 0
+    with ThreadPoolExecutor(cores) as pool:
+        try:
+            for _ in range(cores):
+                pool.submit(work)
+            with tqdm(None, "kernels", len(tasks), disable=hidden, leave=False, delay=1) as bar:
+                for task in tasks:
+                    waiting.put(task)
+                for _ in tasks:
+                    result = results.get()
+                    if isinstance(result, BaseException):
+                        raise result
+                    compiled += result
+                    bar.update()
+        finally:
+            while not waiting.empty():
+                with suppress(Empty):
+                    waiting.get_nowait()
+            for _ in range(cores):
+                waiting.put(None)
+    return compiled

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
-
-from tqdm import tqdm
 
 from .arguments import KINDS, Activation, unknown_activation
 from .backend import backend, backends
@@ -19,6 +13,7 @@ from .codec.float_types import DType
 from .codec.format import float_name
 from .errors import UnsupportedError
 from .packed import Packed
+from .parallel import run_all
 from .tensor import Tensor
 from .views import View
 
@@ -63,6 +58,22 @@ def prepare(
     are tensors, UnsupportedError for a number of rows below 1 or an unknown activation or dtype.
     """
     start = time.perf_counter()
+    weights = weights_of(tensors)
+    if activation is not None and activation not in KINDS:
+        raise unknown_activation(activation)
+    on_gpu = any(not isinstance(w, Tensor) for w in weights) or backends()["cuda"].available
+    tasks = backend("cuda" if on_gpu else "cpu").preparation(
+        weights,
+        rows_of(m),
+        ("a16" if activation is None else activation,),
+        DTYPES if dtype is None else (float_name(dtype),),
+    )
+    compiled = run_all(tasks, progress)
+    return Prepared(len(tasks), compiled, time.perf_counter() - start)
+
+
+def weights_of(tensors: Mapping[str, Packed] | Iterable[Packed] | Packed) -> list[Packed]:
+    """The tensors of an argument, views as the tensors that they show; TypeError for anything else."""
     if isinstance(tensors, Packed):
         tensors = [tensors]
     weights = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
@@ -70,20 +81,10 @@ def prepare(
     for w in weights:
         if not isinstance(w, Packed):
             raise TypeError(f"tensors must be Tensors or DeviceTensors, got {type(w).__name__}")
-    if activation is not None and activation not in KINDS:
-        raise unknown_activation(activation)
-    on_gpu = any(not isinstance(w, Tensor) for w in weights) or backends()["cuda"].available
-    tasks = backend("cuda" if on_gpu else "cpu").preparation(
-        weights,
-        _rows(m),
-        ("a16" if activation is None else activation,),
-        DTYPES if dtype is None else (float_name(dtype),),
-    )
-    compiled = _run(tasks, progress)
-    return Prepared(len(tasks), compiled, time.perf_counter() - start)
+    return weights
 
 
-def _rows(m: int | Iterable[int] | None) -> Sequence[int] | None:
+def rows_of(m: int | Iterable[int] | None) -> Sequence[int] | None:
     if m is None:
         return None
     try:
@@ -93,45 +94,3 @@ def _rows(m: int | Iterable[int] | None) -> Sequence[int] | None:
     if not rows or rows[0] < 1:
         raise UnsupportedError(f"m is a number of rows of x from 1 on, or several, got {m!r}")
     return rows
-
-
-def _run(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
-    """The number of tasks that compiled, all run on a thread per core; after an error or Ctrl-C no other begins.
-
-    The threads live for one call only, and end before it returns.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    hidden = None if progress is None else not progress
-    # Ctrl-C inside submit or as_completed of concurrent.futures may leave a lock held, at which its threads then wait
-    # without end. A SimpleQueue has no such lock, and no task begins before all threads have started.
-    waiting: SimpleQueue[Callable[[], bool] | None] = SimpleQueue()
-    results: SimpleQueue[bool | BaseException] = SimpleQueue()
-
-    def work() -> None:
-        while (task := waiting.get()) is not None:
-            try:
-                results.put(task())
-            except BaseException as error:
-                results.put(error)
-
-    compiled = 0
-    with ThreadPoolExecutor(cores) as pool:
-        try:
-            for _ in range(cores):
-                pool.submit(work)
-            with tqdm(None, "kernels", len(tasks), disable=hidden, leave=False, delay=1) as bar:
-                for task in tasks:
-                    waiting.put(task)
-                for _ in tasks:
-                    result = results.get()
-                    if isinstance(result, BaseException):
-                        raise result
-                    compiled += result
-                    bar.update()
-        finally:
-            while not waiting.empty():
-                with suppress(Empty):
-                    waiting.get_nowait()
-            for _ in range(cores):
-                waiting.put(None)
-    return compiled

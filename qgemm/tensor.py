@@ -147,12 +147,25 @@ class Tensor(Packed):
     def to_device(self) -> Any:
         """Pack into device tiles on the current CUDA device; once per tensor, then multiply many times.
 
-        A matrix gives a DeviceTensor, experts [E, N, K] give DeviceExperts. UnsupportedError where CuPy or a GPU is
-        missing, for a format without tiles, and for other shapes.
+        A matrix gives a DeviceTensor, experts [E, N, K] give DeviceExperts, of the format in which a GPU holds these
+        weights (`format.on_device`): the same but for types that only other programs write. UnsupportedError where
+        CuPy or a GPU is missing, for a format without tiles, and for other shapes.
         """
-        cuda = backend("cuda")
-        cuda.check_upload(self.format, self.shape, repr(self))  # before blocks are read, or put together of parts
-        return cuda.upload(self, self.blocks)
+        cuda, tensor = backend("cuda"), self.in_device_form()
+        cuda.check_upload(tensor.format, self.shape, repr(self))  # before blocks are read, or put together of parts
+        return cuda.upload(tensor, tensor.blocks)
+
+    def in_device_form(self) -> Tensor:
+        """The same weights in the format in which a GPU holds them; blocks are converted at each access."""
+        form = self.format.device
+        if form is None:
+            return self
+        convert = form.convert
+
+        def blocks() -> Blocks:
+            return convert(self.blocks.reshape(-1)).reshape(*self.shape[:-1], -1)
+
+        return Tensor(form.format, self.shape, blocks, self.name)
 
     def shares(self, world: int, axis: int, multiple: int | None = None) -> list[slice]:
         """The parts of an axis of [..., N, K], in weights, that the ranks of a group of `world` hold.

@@ -148,7 +148,7 @@ def subnormal_loss(w: qgemm.Tensor) -> np.ndarray:
     """
     if w.format.plain:
         return np.full(w.shape[0], 2.0**-25)
-    unit = row_scale.range_of(w.format, "half")
+    unit = row_scale.range_of(w.format)
     weights = np.array([unit.weight(bound) for bound in tiles.row_absmax(w.format, w.blocks)])
     loss = 2.0 ** (weights - 25) * (2 + float(tiles.largest_code(w.format)) * 2.0**unit.level)
     return np.where((weights <= 0) & (tiles.scale_factors(w.format) in (1, 2)), 0, loss)

@@ -14,7 +14,7 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda import activations, libraries
 from qgemm.cuda.call import plan, products, replay
 from qgemm.cuda.driver import workspace as workspaces
-from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, Gpu
+from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Q8_1, SCALED_ROWS, Gpu
 from qgemm.cuda.tensor import DeviceTensor
 from qgemm.gating import gated_by
 
@@ -58,7 +58,11 @@ class Gpus:
             assert stream == 7
             assert x % 16 == 0
             self.launched.append(kernel.name)
-            rows = self.quantized[x] if p.x == Q8_1 else array_at(x, (p.m, p.k), NUMPY[p.x]).astype(np.float64)
+            rows = (
+                self.quantized[x]
+                if p.x in (Q8_1, SCALED_ROWS)
+                else array_at(x, (p.m, p.k), NUMPY[p.x]).astype(np.float64)
+            )
             assert len(pointers) == POINTERS * len(p.outputs)
             if p.gated:
                 self.gate(rows, p.outputs, pointers)
@@ -67,7 +71,9 @@ class Gpus:
                 w, y, bias, residual = pointers[POINTERS * index :][:POINTERS]
                 total = rows @ self.weights[w].T
                 y_end = y + total.size * ITEMSIZE[output.y]
-                assert p.x == Q8_1 or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y  # x is read meanwhile
+                assert (
+                    p.x in (Q8_1, SCALED_ROWS) or y_end <= x or x + rows.size * ITEMSIZE[NUMPY[p.x]] <= y
+                )  # x is read meanwhile
                 assert (bool(bias), bool(residual)) == (bool(output.bias), bool(output.residual))
                 size = total.size * ITEMSIZE[output.residual] if residual else 0
                 assert residual in (0, y) or residual + size <= y or y_end <= residual  # y is stored meanwhile
@@ -87,13 +93,14 @@ class Gpus:
             parts.append(rows @ self.weights[w].T + (array_at(bias, (output.n,), output.bias) if bias else 0))
         array_at(pointers[1], parts[0].shape, outputs[0].y)[...] = gated_by(outputs[0].gate, *parts)
 
-    def gate_launch(self, device: int, function: str, y: str, size: int):
+    def gate_launch(self, device: int, function: str, dtype: str, count: int):
         """Stands for the launch that gates products in float32."""
 
-        def run(stream: int, *pointers: int) -> None:
-            self.launched.append("gate")
-            gate, up = (array_at(pointer, (size,), "float32").astype(np.float64) for pointer in pointers[:2])
-            array_at(pointers[2], (size,), y)[...] = gated_by(function, gate, up)
+        def run(stream: int, up: int, y: int, bias: int, gate: int) -> None:
+            self.launched.append("add_epilogue")
+            assert (up % 16, bias) == (0, 0)
+            products = (array_at(pointer, (count,), "float32").astype(np.float64) for pointer in (gate, up))
+            array_at(y, (count,), dtype)[...] = gated_by(function, *products)
 
         return run
 
@@ -101,13 +108,13 @@ class Gpus:
         """Stands for the launch of a transform of x into `target`, a type or Q8_1."""
 
         def prepare(device: int, *types_and_sizes):
-            *types, k, m = types_and_sizes
+            *types, k, m = types_and_sizes if target != SCALED_ROWS else ("bf16", *types_and_sizes)
 
             def run(stream: int, x: int, to: int) -> None:
                 self.launched.append(target)
                 rows = self.quantized[x] if target == "decoded" else array_at(x, (m, k), NUMPY[types[0]]).copy()
                 self.between()
-                if target == Q8_1:
+                if target in (Q8_1, SCALED_ROWS):
                     self.quantized[to] = rows.astype(np.float64)
                 else:
                     array_at(to, (m, k), NUMPY[types[-1]])[...] = rows
@@ -127,9 +134,11 @@ def installed(monkeypatch) -> Gpus:
     monkeypatch.setattr(plan, "gate_launch", gpus.gate_launch)
     monkeypatch.setattr(plan, "gpu", lambda device: Gpu(device, 90, 132))
     monkeypatch.setattr(products, "gate_launch", gpus.gate_launch)
+    monkeypatch.setattr(plan, "times_of", lambda device: None)
     for module, name, target in (
         (plan, "quantize_launch", Q8_1),
         (activations, "quantize_launch", Q8_1),
+        (plan, "scale_launch", SCALED_ROWS),
         (plan, "round_launch", "rounded"),
         (plan, "dequantize_launch", "decoded"),
     ):

@@ -11,7 +11,7 @@ x is [M, K], W [N, K], y [M, N]. Arrays are NumPy's or, with W placed on a GPU, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +19,18 @@ import numpy as np
 from qgemm import Tensor
 from qgemm.codec.e4m3 import NUMBERS
 from qgemm.codec.eight_bits import COLUMNS, E4m3Weights, EightBits
-from qgemm.codec.error_bound import STEP, TINY, U, a8_exact, a8_g256_exact, e4m3_exact, magnitudes
+from qgemm.codec.error_bound import (
+    STEP,
+    TINY,
+    U,
+    a8_bound,
+    a8_g256_bound,
+    a8_g256_terms,
+    a8_terms,
+    e4m3_exact,
+    magnitudes,
+)
 from qgemm.codec.format import Blocks, Format, float_dtype
-from qgemm.codec.group_activations import GROUP
 from qgemm.cuda.layout import row_scale
 from qgemm.cuda.layout import tile as tiles
 
@@ -34,7 +43,22 @@ SIGNIFICAND = {"float16": 11, "bfloat16": 8, "float32": 24}  # bits
 # RMS error of rounding to p bits, in units of 2^-p: half a unit of the last place times sqrt(1 / 3), and
 # sqrt(3 / (8 ln 2)) for significands in [1, 2) whose logarithms are spread evenly.
 ROUNDING_RMS = (1 / 3) ** 0.5 * (3 / 8 / np.log(2)) ** 0.5
+ROUNDINGS = 6  # roundings of a group's term by integer dots
+FLOAT32_RMS = 2.0**-17  # relative RMS error of float32 sums of a few thousand terms, or of a few such products in a row
+A8_RMS = 0.006  # relative RMS error of a product from normal activations in blocks of eight bits, with 2.5 sigma of 127
 TENSOR_CORE_TERMS = 16  # products that a tensor core adds in one step; it truncates the sum after each step
+
+
+def check_rms(got: Any, want: Any, dtype: str, roundings: int = 4) -> None:
+    """AssertionError if the RMS error, relative to that of want, exceeds SLACK times what roundings to a type give.
+
+    For products whose bound is only the worst case. dtype: "float32", "float16", "bfloat16", or "a8" for activations of
+    eight bits. Kernels may round scale, level and weight, and y: four roundings.
+    """
+    got, want = (part.astype(np.float64) for part in (got, want))
+    expected = max(FLOAT32_RMS, {"a8": A8_RMS}.get(dtype) or ROUNDING_RMS * 2.0 ** -SIGNIFICAND[dtype] * roundings**0.5)
+    ratio = float(np.sqrt(((got - want) ** 2).mean() / (want**2).mean())) / expected if want.size else 0.0
+    assert ratio <= SLACK * (1 + 2 / max(1, want.size) ** 0.5), f"RMS error / that of roundings = {ratio:.3g}"
 
 
 class Expected(NamedTuple):
@@ -101,11 +125,16 @@ class Expected(NamedTuple):
         return Expected(self.y, self.bound + unit * (abs(self.y) + self.bound) + least, noise)
 
 
-def of_roundings(y: Any, bound: Any, count: int) -> Expected:
-    """A product whose bound adds up `count` roundings of the sum of its terms' magnitudes, as of integer dots."""
-    return Expected(y, bound, bound * (ROUNDING_RMS / count**0.5))
+def of_terms(parts: Sequence[Any], size: Any, bound: Any) -> Expected:
+    """Sums in float32 of terms [groups, M, N] from integer dots; each part is summed in order, then all are added.
+
+    size: the magnitudes of a group's terms, of which each has a few roundings. A sum of several accumulators has less.
+    """
+    square = ROUNDINGS * (size * size).sum(axis=0) + sum((part.cumsum(axis=0) ** 2).sum(axis=0) for part in parts)
+    return Expected(sum(part.sum(axis=0) for part in parts), bound, ROUNDING_RMS * U * np.sqrt(square) + TINY)
 
 
+@np.errstate(invalid="ignore")  # scales may be infinite or NaN: they are data
 def of_integer_dots(
     x: Blocks,
     w: Tensor,
@@ -114,14 +143,15 @@ def of_integer_dots(
     place: Callable[..., Any] = np.asarray,
 ) -> Expected:
     """error_bound.a8_exact of blocks x [M, K / 32]; twice its bound, since kernels sum codes and zeros separately."""
-    y, bound = a8_exact(x, w.format, w.blocks, place, levels_first, partial_dots)
-    return of_roundings(y, 2 * bound, x.shape[1] * 32 // min(w.format.group, 32) + 6)
+    parts, size = a8_terms(x, w.format, w.blocks, place, levels_first, partial_dots)
+    return of_terms(parts, size, 2 * a8_bound(size))
 
 
+@np.errstate(invalid="ignore")  # scales may be NaN: they are data
 def of_groups(x: Blocks, w: EightBits) -> Expected:
     """error_bound.a8_g256_exact of blocks x [M, K / 32]; twice its bound, as above."""
-    y, bound = a8_g256_exact(x, w)
-    return of_roundings(y, 2 * bound, -(-w.codes.shape[1] // GROUP) + 3)
+    terms = a8_g256_terms(x, w)
+    return of_terms([terms], terms, 2 * a8_g256_bound(terms))
 
 
 def of_e4m3(x: Blocks, w: E4m3Weights) -> Expected:
@@ -152,8 +182,8 @@ def weight_loss(fmt: Format, blocks: Blocks, dtype: str, levels_alone: bool = Fa
     """The RMS error of weights that are rounded to multiply x of this type, by row of blocks [N, b]. [N]
 
     Relative to the RMS of the weights' magnitudes (error_bound.magnitudes). Prefill kernels round level, scale and
-    minimum to half, then the weight (tests/test_operand_a.py compares this bit for bit); for x of bfloat16 the level to
-    half and the weight to bfloat16. levels_alone: decode kernels, which round only the levels of a codebook.
+    minimum to half, then the weight (tests/test_operand_a.py compares this bit for bit). levels_alone: decode kernels,
+    which round only the levels of a codebook, to the type of x.
     """
     if dtype == "float32" or (levels_alone and not fmt.needs_table):
         return np.zeros(len(blocks))
@@ -169,7 +199,7 @@ def rounded_weights(fmt: Format, blocks: Blocks, dtype: str, levels_alone: bool)
     n, kind = len(blocks), float_dtype(dtype)
     if fmt.plain:
         return fmt.dequantize(blocks, np.float64).astype(kind).astype(np.float64)
-    unit = row_scale.range_of(fmt, {"float16": "half", "bfloat16": "bf16"}[dtype])
+    unit = row_scale.range_of(fmt)
     row = np.array([unit.weight(bound) for bound in tiles.row_absmax(fmt, blocks)])[:, None]
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
     level = np.ldexp(codes.astype(np.float64).reshape(n, -1) - zero, unit.level)
@@ -180,10 +210,8 @@ def rounded_weights(fmt: Format, blocks: Blocks, dtype: str, levels_alone: bool)
     scale, minimum = np.ldexp(scale, -row - unit.level), np.ldexp(minimum, -row)
     if levels_alone:
         return np.ldexp(level.astype(kind).astype(np.float64) * scale + minimum, row)
-    level = level.astype(np.float16).astype(np.float64)
-    if dtype == "float16":
-        scale, minimum = (part.astype(np.float16).astype(np.float64) for part in (scale, minimum))
-    return np.ldexp((level * scale + minimum).astype(kind).astype(np.float64), row)
+    level, scale, minimum = (part.astype(np.float16).astype(np.float64) for part in (level, scale, minimum))
+    return np.ldexp((level * scale + minimum).astype(np.float16).astype(np.float64), row)
 
 
 def sum_loss(terms: int, tensor_cores: bool = True) -> float:

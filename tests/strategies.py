@@ -44,7 +44,8 @@ EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS
 EVERY_TILED = TILED + TEST_FORMATS
 EVERY_GROUP = [format_of(name) for name in REPRESENTATIVES]  # which stand for the family of group formats
 # And one member of each other family: formats that FORMATS does not list and kernels multiply.
-EVERY_UNLISTED = [*EVERY_GROUP, *map(format_of, ("f8_e4m3_g128", "s7_1of2", "kbit4_f32"))]
+BYTE_LEVELS = [format_of("i8_g16"), format_of("i8_g32")]  # in which a GPU holds types of ik_llama.cpp
+EVERY_UNLISTED = [*EVERY_GROUP, *BYTE_LEVELS, *map(format_of, ("f8_e4m3_g128", "s7_1of2", "kbit4_f32"))]
 EDGES = sm90_cost.TOKEN_TILES
 LONG_K = 1024, 5120
 PRODUCTS = [(fmt, activation) for fmt in TILED for activation in ("a16", "a8") if activation == "a16" or fmt.integer]
@@ -65,13 +66,13 @@ def by_turns(choices: Sequence[T], fmt: Format, formats: list[Format]) -> T:
 
 
 def every_config(formats=TILED):
-    """A parameter (format, config) for each of the two that meet, of half or bf16."""
+    """A parameter (format, config) for each of the two that meet."""
     return pytest.mark.parametrize(
         ("fmt", "config"),
         [
             pytest.param(fmt, config, id=f"{fmt.name}-{config}".replace(" ", "_"))
             for fmt in formats
-            for config in dict.fromkeys(row.config for x in ("half", "bf16") for row in sm90_cost.measured(fmt, x))
+            for config in dict.fromkeys(row.config for row in sm90_cost.measured(fmt))
         ],
     )
 

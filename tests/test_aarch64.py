@@ -44,7 +44,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="compares x86 with ARM"),
 ]
-(TARGET,) = (target for target in prebuilt.TARGETS if target.machine == "aarch64")
+(TARGET,) = (target for target in prebuilt.TARGETS if target.name == "aarch64-dotprod")
 WITH_HEADER = [fmt for fmt in qgemm.FORMATS.values() if libraries.source(fmt)]
 FAMILIES = [
     qgemm.FORMATS[name] for name in ("u4z_g128", "u3_g64_bf16", "u7z_g32", "s7_1of2", "f8_e5m2_g64", "kbit4_f32")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from files import model, safetensors
+from gguf_bytes import ONE, file_of, tensor
 from helpers import normal
 from hf_folders import folder, tensors_of
 
@@ -136,3 +137,50 @@ def test_tied_is_for_folders(tmp_path):
     for options in ({}, {"like": source}):
         with pytest.raises(qgemm.QgemmError, match="--tied is for a folder of Hugging Face"):
             converted(source, tied=True, **options)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 256), (256, 0), (0, 0), (0, 2, 256), (2, 0, 256), (2, 256, 0)])
+@pytest.mark.parametrize("kind", [0, 8, 12, 30])
+def test_every_command_reads_a_tensor_without_elements(kind, shape, run, tmp_path):
+    source, target = tmp_path / "x.gguf", tmp_path / "y.gguf"
+    ne = shape[::-1]
+    source.write_bytes(file_of((), [tensor(b"w", ne, kind), tensor(b"v", (32,))], ONE))
+    with qgemm.open(source) as file:
+        assert (file["w"].shape, file["w"].dequantize().shape, file["w"].read(0, 0).size) == (shape, shape, 0)
+    for words in (("info", source), ("info", "--json", source), ("verify", source), ("verify", "--json", source)):
+        assert run(*words)[0] == 0, words
+    assert run("convert", source, target, "q8_0", "--drop", "^w$")[0] == 0
+
+
+def emptied(path: Path, name: bytes, rows: int, offset: int | None = None) -> Path:
+    """A .gguf file whose tensor `name` [rows, 32] gets no rows in the header, and an offset of its own."""
+    data = path.read_bytes()
+    end = data.index(len(name).to_bytes(8, "little") + name) + 8 + len(name) + 4
+    assert data[end : end + 16] == (32).to_bytes(8, "little") + rows.to_bytes(8, "little")
+    data = data[: end + 8] + bytes(8) + data[end + 16 :]
+    if offset is not None:
+        data = data[: end + 20] + offset.to_bytes(8, "little") + data[end + 28 :]
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("offset", [None, 0, 1 << 40])
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_an_empty_tensor_of_gguf_stops_nothing_but_itself(name, offset, run, tmp_path):
+    tensors = {key: qgemm.quantize(normal(2 + number, 32), "q8_0") for number, key in enumerate("abc")}
+    qgemm.write(tmp_path / "x.gguf", tensors)
+    source = emptied(tmp_path / "x.gguf", name.encode(), len(tensors[name]), offset)
+    for copy in (False, True):
+        with qgemm.open(source, copy=copy) as file:
+            assert list(file) == ["a", "b", "c"]
+            assert (file[name].shape, file[name].dequantize().shape) == ((0, 32), (0, 32))
+            assert qgemm.matmul(normal(2, 32), file[name]).shape == (2, 0)
+            for key in set(tensors) - {name}:
+                np.testing.assert_array_equal(file[key].dequantize(), tensors[key].dequantize())
+    status, out, _ = run("info", source)
+    assert (status, "(0, 32)" in out) == (0, True)
+    status, out, _ = run("verify", source)
+    assert (status, "3 tensors: 3 ok" in out) == (0, True)
+    with pytest.raises(qgemm.QgemmError, match=rf"'{name}': is empty: shape \(0, 32\); --drop leaves it out"):
+        converted(source)
+    assert converted(source, drop=[f"^{name}$"])[0] == {"a", "b", "c"} - {name}

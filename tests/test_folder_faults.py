@@ -17,9 +17,10 @@ from replaced import HEAD, NEW, OLD, contents, one_error, put, put_files
 
 import qgemm
 from qgemm.errors import GGUFAccessError, GGUFError, QgemmError
-from qgemm.files import folders, journal, temporary
+from qgemm.files import folders, journal
 from qgemm.files.folders import replacing_folder
 from qgemm.files.gguf import reader
+from qgemm.system import posix, system
 
 pytest_plugins = ["replaced_folders"]  # its fixtures old and writers
 
@@ -44,7 +45,7 @@ def test_fault_leaves_old_or_new_output(name, writers, tmp_path):
     assert {verdict for _, verdict, _ in results} <= {"old", "new", "refused"}
 
 
-@pytest.mark.parametrize("kind", ["fsync", "_rename"])
+@pytest.mark.parametrize("kind", ["fsync", "rename_with_flags"])
 @pytest.mark.parametrize("name", ["gptq over gptq", "split over split"])
 def test_error_of_one_call_leaves_one_output_and_nothing_else(kind, name, writers, tmp_path, monkeypatch):
     """Each fsync, and each rename."""
@@ -53,7 +54,7 @@ def test_error_of_one_call_leaves_one_output_and_nothing_else(kind, name, writer
     for number in range(100):
         bench.reset()
         with monkeypatch.context() as patched:
-            one_error(patched, os if kind == "fsync" else temporary, kind, number)
+            one_error(patched, os if kind == "fsync" else system, kind, number)
             try:
                 bench.writer.new(bench.place)
                 break
@@ -119,9 +120,9 @@ def test_journal_is_on_the_disk_before_the_first_move(tmp_path, monkeypatch):
         calls.append(("sync", os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))))
         fsync(fd)
 
-    def moved(name, source, target, new_name="") -> None:
+    def moved(name, source, target, new_name="", fd=None) -> None:
         calls.append(("move", new_name or name))
-        move(name, source, target, new_name)
+        move(name, source, target, new_name, fd)
 
     def unlinked(name, **named) -> None:
         calls.append(("unlink", name))
@@ -173,7 +174,7 @@ def reading(tmp_path: Path, write: Callable[[int], object], read: Callable[[], o
 def test_reader_of_a_checkpoint_sees_no_mixture(exchanged, tmp_path, monkeypatch):
     """The config of one and the weights of the other would be read as other weights."""
     if not exchanged:
-        monkeypatch.setattr(temporary, "_renameat2", lambda: None)
+        monkeypatch.setattr(posix, "_renameat2", lambda: None)
     values = []
     for number, fmt in enumerate(("u4z_g32", "u4_g64")):
         model(tmp_path / "m.gguf", {"a.weight": normal(32, 64)})

@@ -126,7 +126,9 @@ def test_quantizing_twice_changes_nothing(fmt, data):
         np.testing.assert_array_equal(twice, once)
 
 
-@over_formats([fmt for fmt in NEAREST if not fmt.plain and fmt.codebook is None and fmt.zero is not None])
+@over_formats(
+    [fmt for fmt in NEAREST if not fmt.plain and fmt.codebook is None and fmt.zero is not None and fmt.device is None]
+)
 @given(data=st.data())
 def test_error_is_at_most_half_a_step(fmt, data):
     """Half a level, and the rounding of scale and minimum to float16 (one subnormal place for tiny ones).
@@ -148,6 +150,14 @@ def test_error_is_at_most_half_a_step(fmt, data):
     rounding = (span + step * steps) * place + (steps + 1) * 2.0**-25
     error = np.abs(fmt.decode(encode(fmt, x.astype(np.float32))) - x)
     assert (error <= worst * (1 + 2.0**-20) + (rounding + span * 2.0**-22)[:, None]).all()
+
+
+@over_formats(EVERY)
+def test_no_blocks_decode_to_no_weights(fmt):
+    for shape in ((0,), (0, 3), (3, 0)):
+        empty = np.empty(shape, fmt.dtype)
+        assert fmt.dequantize(empty).shape == (*shape[:-1], shape[-1] * fmt.weights)
+        assert fmt.levels(empty.reshape(-1)).codes.size == 0
 
 
 @over_formats(EVERY_ENCODED_BLOCK)

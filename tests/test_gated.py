@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import harness
@@ -12,11 +13,14 @@ from gates import FLOAT32, function, gated_bound, gated_product, gated_up
 from harness.products import run_decode, run_gated
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 from q8_1_blocks import in_k_blocks
 from strategies import EVERY_INTEGER, each_product, over_formats
 
 import qgemm
 from qgemm.codec.format import float_dtype
+from qgemm.cuda.jit.twins import GATE_CODES, TYPE_CODES
+from qgemm.cuda.kernels.transforms import ADD_EPILOGUE, EPILOGUE_THREADS
 from qgemm.cuda.problem import Q8_1
 from qgemm.gating import GATES, gated_by
 
@@ -175,3 +179,35 @@ def test_an_epilogue_gates_by_its_residual(name, seed):
     y = run_decode(fmt, "decode", "half", x, w, 3, bias=bias, residual=g, gate=name)
     zero = np.zeros_like(g)
     assert (np.abs(y - function(name, g) * gated_up(name, u)) <= gated_bound(name, g, u, zero, zero)).all()
+
+
+@on_host
+@pytest.mark.parametrize("out", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "shift"), [(44, 0), (43, 0), (44, 1)], ids=["fours", "odd rows", "unaligned"])
+def test_an_epilogue_that_a_launch_of_its_own_adds(n, shift, out):
+    """add_epilogue: bias, residual and every gate, by fours and one by one, also where it replaces its residual."""
+    m, kernel = 27, harness.Kernel("add_epilogue", **ADD_EPILOGUE.types[0])
+    sums, bias = helpers.normal(m, n, seed=1), helpers.normal(n, seed=2).astype(np.float16)
+    residual = helpers.normal(m, n, seed=3).astype(float_dtype(out))
+    added = sums + bias.astype(np.float32)
+    combinations = (1, 0, ""), (0, 1, ""), (1, 1, ""), (1, 1, "silu"), *((0, 1, gate) for gate in GATES)
+    for has_bias, has_residual, gate in combinations:
+        memory = harness.device_array(m * n + shift, float_dtype(out))
+        y = memory[shift:]
+        y[:] = residual.reshape(-1)
+        address = y.ctypes.data
+        types = TYPE_CODES[out], TYPE_CODES["float16"] * has_bias, TYPE_CODES[out] * has_residual
+        kernel(
+            -(-m * n // (4 * EPILOGUE_THREADS)), EPILOGUE_THREADS,
+            harness.to_device(sums), address, harness.to_device(bias) if has_bias else 0, address * has_residual,
+            n, m * n, *map(ctypes.c_int, (*types, GATE_CODES.get(gate, 0))),
+        )  # fmt: skip
+        harness.check_guards(memory)
+        total, wide = added if has_bias else sums, residual.astype(np.float32)
+        actual = y.reshape(m, n)
+        if gate:
+            error = gated_bound(gate, wide, total, 0, 0, out) + 2.0**-15 * np.abs(wide * total) * (out != "float32")
+            want = function(gate, wide) * gated_up(gate, total)
+            assert (np.abs(actual.astype(np.float64) - want) <= error).all()
+        else:
+            assert_array_equal(actual, (total + wide if has_residual else total).astype(actual.dtype))

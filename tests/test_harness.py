@@ -11,7 +11,7 @@ import pytest
 from harness import Lanes, device_array, to_device
 from helpers import bytes_as_blocks
 from numpy.testing import assert_array_equal
-from strategies import CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, over_formats
+from strategies import BYTE_LEVELS, CODEBOOKS, EVERY_INTEGER, EVERY_TILED, GRIDS, over_formats
 
 import qgemm
 from qgemm.codec.format import Format
@@ -80,7 +80,7 @@ def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 # ---------------------------------------------------------------- headers
 
 
-@over_formats(EVERY_TILED)
+@over_formats(EVERY_TILED + BYTE_LEVELS)
 def test_facts_of_a_header_are_those_of_the_format(fmt):
     facts = lanes_of(fmt).facts
     blocks, _ = one_tile(fmt)
@@ -100,7 +100,7 @@ def test_facts_of_a_header_are_those_of_the_format(fmt):
 
 
 @each_size
-@over_formats(EVERY_TILED)
+@over_formats(EVERY_TILED + BYTE_LEVELS)
 def test_levels(fmt, m16_tiles):
     """The level of every weight, in the lane and register that owns it."""
     expected = in_lanes(levels_of(fmt)[0])
@@ -108,7 +108,7 @@ def test_levels(fmt, m16_tiles):
 
 
 @each_size
-@over_formats(EVERY_INTEGER)
+@over_formats(EVERY_INTEGER + BYTE_LEVELS)
 def test_fragments(fmt, m16_tiles):
     """Codes as halves; codes times a power of two, before their zero is taken away; as bf16; as bytes."""
     facts = lanes_of(fmt).facts
@@ -150,7 +150,7 @@ def test_levels_looked_up_in_shared_memory(fmt, m16_tiles):
 
 
 @each_size
-@over_formats(EVERY_TILED)
+@over_formats(EVERY_TILED + BYTE_LEVELS)
 def test_scales_and_minimums(fmt, m16_tiles):
     """As NumPy decodes random bytes, infinity and NaN included."""
     _, scale, minimum = map(in_pairs, levels_of(fmt))
@@ -193,7 +193,7 @@ def test_minimums_of_a_super_block(fmt, m16_tiles):
     assert_array_equal(products.swapaxes(-1, -2).reshape(minimum.shape), minimum)
 
 
-@over_formats([fmt for fmt in EVERY_TILED if fmt.tile.to_tile is not None])
+@over_formats([fmt for fmt in EVERY_TILED + BYTE_LEVELS if fmt.tile.to_tile is not None])
 def test_words_of_a_tile_and_back(fmt):
     """Random words, by the header and by the format's module."""
     rng = np.random.default_rng(5)

@@ -210,6 +210,7 @@ def test_arguments_are_those_of_the_signature(kernel, activation, x, sm, monkeyp
         "counters": 500,
         "n": 70,
         "k": 320,
+        "pitch": 320,
         "m": 5,
         "x_rows": group_activations.rows_of(5),
         "split_k": 2,

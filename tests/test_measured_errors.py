@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import expected_a8, expected_product, expected_sums, normal, random_tensor
-from measured_errors import Expected, of_e4m3, of_groups, of_integer_dots, rounded_weights
+from measured_errors import Expected, check_rms, of_e4m3, of_groups, of_integer_dots, rounded_weights
 from strategies import EVERY, over_formats
 
 import qgemm
@@ -83,3 +83,23 @@ def test_small_faults_of_rounded_outputs_are_rejected(fmt, dtype):
         for factor in (0.99, 1.01):
             with pytest.raises(AssertionError, match=r"RMS|bound"):
                 expected.check((y.astype(np.float32) * np.float32(factor)).astype(y.dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "a8"])
+def test_small_faults_fail_by_the_relative_rms(dtype):
+    """Also of y between other layers' values, where nothing but the type is known."""
+    w = random_tensor(qgemm.FORMATS["q4_0"], N, 768, np.random.default_rng(1))
+    x = normal(33, 768)
+    x = x if dtype == "a8" else x.astype(float_dtype(dtype)).astype(np.float32)
+    dense = w.dequantize(np.float64)
+    want, rest = x @ dense.T, x[:, -K_BLOCK:] @ dense[:, -K_BLOCK:].T
+    if dtype == "a8":
+        y = qgemm.matmul(x, w, "a8")
+    else:
+        y = (x @ dense.astype(float_dtype(dtype)).astype(np.float64).T).astype(float_dtype(dtype))
+    check_rms(y, want, dtype)
+    row = y.copy()
+    row[:, 17] = 0
+    for fault in (y.astype(np.float64) * 1.01, y.astype(np.float64) * 0.99, y - rest, row):
+        with pytest.raises(AssertionError, match="RMS"):
+            check_rms(fault, want, dtype)

@@ -21,10 +21,11 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda.call import experts, grouped, plan, replay
 from qgemm.cuda.jit import codegen
 from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
-from qgemm.cuda.kernels import moe_sort, prefill_sm90, transforms
+from qgemm.cuda.kernels import activations, moe_sort, prefill_sm90, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, max_token_tiles
 from qgemm.cuda.kernels.sm90_token_tiles import GROUPED_TOKENS
-from qgemm.cuda.problem import C_TYPES, Gpu
+from qgemm.cuda.layout import scaled_rows
+from qgemm.cuda.problem import C_TYPES, SCALED_ROWS, Gpu
 from qgemm.routing import GATE_OF
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -169,8 +170,7 @@ class Product:
 
         def call(stream, x, counts, token_tiles, *pointers):
             count, rows = array(counts, 2, np.int32)
-            kind = next(name for name, spelled in C_TYPES.items() if spelled == p.x)
-            x = array(x, (p.m, p.k), kind).astype(np.float32)
+            x = rows_of_x(x, p)
             y = array(pointers[6], (p.m, p.n), p.outputs[0].y)
             for tile in array(token_tiles, count, TOKEN_TILE):
                 tile_rows = slice(tile["row"], tile["row"] + tile["rows"])
@@ -197,6 +197,17 @@ class Product:
         return y
 
 
+def rows_of_x(pointer, p):
+    """Rows of x of a problem [m, k], float32."""
+    if p.x != SCALED_ROWS:
+        kind = next(name for name, spelled in C_TYPES.items() if spelled == p.x)
+        return array(pointer, (p.m, p.k), kind).astype(np.float32)
+    rows = array(pointer, (p.m, scaled_rows.pitch(p.k)), np.float16)
+    factors = np.ascontiguousarray(rows[:, p.k : p.k + scaled_rows.FACTOR]).view(np.float32)
+    with np.errstate(all="ignore"):  # rows beyond the sorted ones hold anything
+        return rows[:, : p.k].astype(np.float32) * factors
+
+
 def array(pointer, shape, dtype):
     """The array at an address."""
     dtype = float_dtype(dtype) if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
@@ -209,19 +220,20 @@ def host(monkeypatch):
     """CuPy on NumPy and small kernels on the host, for a GPU with wgmma on which every call is sorted."""
     install(monkeypatch)
     monkeypatch.setattr(transforms, "load", lambda name, fmt, **template: kernel(name, None, **template))
-    monkeypatch.setattr(moe_sort, "Launch", Launch)
+    for module in (moe_sort, activations):
+        monkeypatch.setattr(module, "Launch", Launch)
     monkeypatch.setattr(moe_sort, "SORT_THREADS", THREADS)
     sort = transforms.Transform("moe_sort", ({"THREADS": THREADS},))
     monkeypatch.setattr(moe_sort, "MOE_SORT", sort)
     for module in (plan, grouped):
         monkeypatch.setattr(module, "gpu", lambda device: Gpu(device, 90, 132))
-    for cached_launch in (moe_sort.sort_launch, moe_sort.combine_launch):
+    for cached_launch in (moe_sort.sort_launch, moe_sort.combine_launch, activations.scale_launch):
         cached_launch.cache_clear()
     monkeypatch.setattr(grouped, "token_tile", lambda *sizes: 16)
     weights = {}
     monkeypatch.setattr(plan, "launch", Product(weights))
     yield weights
-    for cached_launch in (moe_sort.sort_launch, moe_sort.combine_launch):
+    for cached_launch in (moe_sort.sort_launch, moe_sort.combine_launch, activations.scale_launch):
         cached_launch.cache_clear()
 
 

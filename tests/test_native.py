@@ -16,9 +16,10 @@ from qgemm.codec.error_bound import a16_bound, excess, magnitudes
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import E4M3
 from qgemm.cpu import native
-from qgemm.cpu.native import calls, compiler, libraries, library, products
+from qgemm.cpu.native import calls, libraries, library, products
 from qgemm.formats import format_of
 from qgemm.once import Once
+from qgemm.system import process
 
 pytestmark = [
     pytest.mark.compiles,
@@ -267,7 +268,7 @@ def test_a_number_of_threads():
 
 NARROW = {"x86-64-v3": ("-march=x86-64-v3",), "avxvnni": ("-march=x86-64-v3", "-mavxvnni")}
 RUN_HERE = [
-    name for name, flag in (("x86-64-v3", "avx2"), ("avxvnni", "avx_vnni")) if flag in compiler.cpu().split()
+    name for name, flag in (("x86-64-v3", "avx2"), ("avxvnni", "avx_vnni")) if flag in process.cpu().split()
 ]  # CPUs with fewer instructions than this one
 
 

@@ -12,6 +12,7 @@ import qgemm
 from qgemm.codec.format import FLOATS
 from qgemm.cpu.native import calls, compiler, library, products
 from qgemm.gating import GATES
+from qgemm.system import process
 
 pytestmark = [
     pytest.mark.compiles,
@@ -146,12 +147,12 @@ def test_bits_do_not_depend_on_threads(activation, monkeypatch):
             assert_array_equal(y, alone)
 
 
-@pytest.mark.skipif("avx2" not in compiler.cpu().split(), reason="for a CPU with AVX2")
+@pytest.mark.skipif("avx2" not in process.cpu().split(), reason="for a CPU with AVX2")
 def test_bits_do_not_depend_on_the_instructions(monkeypatch):
     """The same sources for AVX2: the same numbers of every gate and type."""
     want = call("a16")
     by = compiler.compiler()
-    narrow = library._load(library.built(by, calls.POOL, ("-march=x86-64-v3",)))
+    narrow = process.load_library(library.built(by, calls.POOL, ("-march=x86-64-v3",)))
     narrow.qgemm_multiply.argtypes = products.ready().qgemm_multiply.argtypes
     monkeypatch.setattr(products, "ready", lambda: narrow)
     for y, wide in zip(call("a16"), want, strict=True):

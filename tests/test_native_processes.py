@@ -181,7 +181,7 @@ def test_big_endian_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "byteorder", "big")
     library.lacking.cache_clear()
     try:
-        assert library.reason() == "compiled code needs a little-endian Linux"
+        assert library.reason() == "compiled code needs a little-endian machine"
         assert not native.serves(qgemm.FORMATS["q4_0"])
     finally:
         library.lacking.cache_clear()
@@ -324,7 +324,7 @@ def test_whatever_the_compiler_reads_is_in_the_key(tmp_path, monkeypatch):
     folder = tmp_path / "cpu"
     shutil.copytree(sources.folder(), folder)
     monkeypatch.setattr(sources, "folder", lambda: folder)
-    monkeypatch.setattr(library, "_load", lambda code: None)
+    monkeypatch.setattr(library, "load_library", lambda code: None)
     monkeypatch.setattr(library, "load_or_make", lambda name, *how: calls_of_compiler.append(name) or b"")
 
     def ask(name: str = "products", *words: str) -> None:

@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import EVERY_TILED, over_formats, seeds
 
-from qgemm import FORMATS
 from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
 from qgemm.codec.format import Format
 from qgemm.cuda.jit import codegen
@@ -24,21 +23,21 @@ pytestmark = [pytest.mark.compiles, harness.needs_compiler]
 
 
 @cache
-def kernel(fmt: Format, source: str):
-    exponents = row_scale.range_of(fmt, source)
+def kernel(fmt: Format):
+    exponents = row_scale.range_of(fmt)
     limits = {
         "LEVEL": exponents.level,
         "HEADROOM": exponents.above,
         "MIN": exponents.min_weight,
         "MAX": exponents.max_weight,
     }
-    template = {"In": source, **{f"ROW_SCALE_{name}": value for name, value in limits.items()}}
+    template = {f"ROW_SCALE_{name}": value for name, value in limits.items()}
     unit = f'{codegen.config(fmt, **template)}#include "{harness.FOLDER / "operand_a.cpp"}"\n'
     return harness.library(unit, codegen.headers(fmt))
 
 
-def operand_a(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [64, columns] of a tile's blocks [64, b] as halves or, for bf16, float32, and the exponents of rows [64].
+def operand_a(fmt: Format, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [64, columns] of a tile's blocks [64, b] as halves, and the exponents of rows [64].
 
     The arrangement of a lane's registers is operand A's: rows g and g + 8, columns 2t and 2t + 8 of a step.
     """
@@ -46,12 +45,12 @@ def operand_a(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray,
     weights, exponents = device_array(64 * columns, np.uint16), device_array(64, np.int32)
     absmax = to_device(tiles.row_absmax(fmt, blocks))
     arrays = (to_device(tiles.pack(fmt, blocks)), absmax, weights, exponents)
-    kernel(fmt, source).operand_a(*map(harness.argument_of, arrays))
+    kernel(fmt).operand_a(*map(harness.argument_of, arrays))
     for array in arrays:
         harness.check_guards(array)
     lanes = weights.reshape(-1, 4, 8, 4, 4, 2, 2, 2)  # k_block, m16, g, t, step, far, r, e
     rows = lanes.transpose(1, 6, 2, 0, 4, 5, 3, 7).reshape(64, columns)
-    return rows.view(np.float16) if source == "half" else (rows.astype(np.uint32) << 16).view(np.float32), exponents
+    return rows.view(np.float16), exponents
 
 
 def spread(fmt: Format, rng: np.random.Generator, exponent: int) -> np.ndarray:
@@ -64,9 +63,9 @@ def spread(fmt: Format, rng: np.random.Generator, exponent: int) -> np.ndarray:
     return blocks
 
 
-def factors(fmt: Format, source: str, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+def factors(fmt: Format, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     """For each weight [64, columns]: level, scale and minimum in the units of its row, float64; exponents of rows."""
-    unit = row_scale.range_of(fmt, source)
+    unit = row_scale.range_of(fmt)
     exponents = np.array([unit.weight(bound) for bound in tiles.row_absmax(fmt, blocks)])
     codes, scale, minimum, zero = fmt.decode_levels(blocks.reshape(-1)).zeros_as_minimums()
     levels = np.ldexp(codes.astype(np.float64).reshape(64, -1) - zero, unit.level)
@@ -90,8 +89,8 @@ def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, exponent):
     where rows are not scaled down, and elsewhere up to the rounding of subnormal halves.
     """
     blocks = spread(fmt, rng, exponent)
-    weights, exponents = operand_a(fmt, "half", blocks)
-    levels, scale, minimum, expected = factors(fmt, "half", blocks)
+    weights, exponents = operand_a(fmt, blocks)
+    levels, scale, minimum, expected = factors(fmt, blocks)
     np.testing.assert_array_equal(exponents, expected)
     levels, scale, minimum = (x.astype(np.float16).astype(np.float64) for x in (levels, scale, minimum))
     want = levels * scale + minimum
@@ -101,24 +100,10 @@ def test_one_multiply_add_makes_a_weight_of_a_code(fmt, rng, exponent):
     assert (np.abs(weights - want) <= np.maximum(np.abs(want) * 2.0**-11, 3 * 2.0**-25)).all()
 
 
-@over_formats([FORMATS[name] for name in ("q4_0", "q4_k", "mxfp4", "kbit3")])
-@settings(max_examples=10)
-@given(seeds(), st.integers(-24, 14))
-def test_bf16_weights_are_rounded_once(fmt, rng, exponent):
-    """The bound is that of products and sums in float32; levels of a codebook are rounded to half before."""
-    blocks = spread(fmt, rng, exponent)
-    weights, exponents = operand_a(fmt, "bf16", blocks)
-    levels, scale, minimum, expected = factors(fmt, "bf16", blocks)
-    np.testing.assert_array_equal(exponents, expected)
-    want = levels.astype(np.float16) * scale + minimum
-    lost = 2.0**-8 * np.abs(want) + 2.0**-22 * (np.abs(levels * scale) + np.abs(minimum))
-    assert (np.abs(weights - want) <= lost).all()
-
-
 @cache
 def quad_scales(fmt: Format):
-    levels = {f"{source.upper()}_LEVEL": row_scale.range_of(fmt, source).level for source in ("half", "bf16")}
-    unit = f'{codegen.config(fmt, **levels)}#include "{harness.FOLDER / "quad_scales.cpp"}"\n'
+    config = codegen.config(fmt, ROW_SCALE_LEVEL=row_scale.range_of(fmt).level)
+    unit = f'{config}#include "{harness.FOLDER / "quad_scales.cpp"}"\n'
     return harness.library(unit, codegen.headers(fmt)).quad_scales
 
 
@@ -138,9 +123,7 @@ def test_lanes_share_the_scales_that_each_would_load(fmt, stage, few_tokens, rng
     along = [tiles.pack(fmt, np.roll(blocks, i, axis=0)) for i in range(k_blocks // tiles.k_blocks(fmt))]
     memory = to_device(np.concatenate(along))
     for wg_split_k in (1, 2, 3):
-        for source in (0, 1):
-            differ = quad_scales(fmt)(harness.argument_of(memory), k_blocks, wg_split_k, stage, source, few_tokens)
-            assert differ == 0
+        assert quad_scales(fmt)(harness.argument_of(memory), k_blocks, wg_split_k, stage, few_tokens) == 0
 
 
 @cache

@@ -232,7 +232,7 @@ def test_gated_products(gpus, activation, m, formats):
             y = qgemm.gated(x, gate, up, name, activation, biases=biases, dtype="float16")
             products = [launched for launched in gpus.launched if launched not in (Q8_1, "rounded")]
             assert len(products) == (1 if fused else 2 if m < 16 else 3)
-            assert (products[-1] == "gate") == (m >= 16)
+            assert (products[-1] == "add_epilogue") == (m >= 16)
             assert gpus.slow_paths == (turn == 0)
             np.testing.assert_allclose(y.get().astype(np.float64), want.astype(np.float64), rtol=1e-3, atol=1e-4)
             out = cupy_like.zeros((m, 48), np.float16)
@@ -344,4 +344,4 @@ def test_empty_sums(gpus, dtype):
         near(qgemm.matmul(x, w, bias=bias), np.tile(np.arange(8.0), (2, 1)), "float32")
         assert not qgemm.gated(x, w, w).get().any()
         assert qgemm.matmul(cupy_like.zeros((0, K), dtype), gpus.tensor(np.ones((8, K)))).shape == (0, 8)
-        assert set(gpus.launched) <= {"gate"}  # biases are gated
+        assert set(gpus.launched) <= {"add_epilogue"}  # biases are gated

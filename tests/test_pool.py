@@ -15,8 +15,10 @@ from numpy.testing import assert_array_equal
 
 import qgemm
 from qgemm import parallel
-from qgemm.cpu.native import library
+from qgemm.cpu.native import compiler, library
 from qgemm.cpu.native import pool as pools
+from qgemm.cpu.native.calls import POOL
+from qgemm.system import process
 
 pytestmark = [
     pytest.mark.compiles,
@@ -37,6 +39,26 @@ def pool():
     yield pools.pool()
     pools.pool().qgemm_threads(1)
     pools._threads = 0
+
+
+@pytest.fixture(scope="module", params=[(), ("-DUSE_CONDITION",)], ids=["futex", "condition"])
+def other_pool(request):
+    """A pool of its own whose threads wait by a futex, or as on macOS by a condition."""
+    source = POOL._replace(words=(*POOL.words, *request.param))
+    pool = process.load_library(compiler.compiled(compiler.compiler(), source.file, (*compiler.NATIVE, *source.words)))
+    pool.qgemm_run.argtypes = pools.pool().qgemm_run.argtypes
+    yield pool
+    pool.qgemm_threads(1)
+
+
+def test_sleeping_threads_wake(other_pool):
+    """Each job needs all three threads at once, whether they sleep or not."""
+    other_pool.qgemm_threads(3)
+    for pause in (0, 0.005, 0, 0.02, 0.005):
+        together = threading.Barrier(3, timeout=PATIENCE)
+        time.sleep(pause)
+        run(other_pool, 3, 1, lambda first, last, together=together: together.wait())
+        assert not together.broken
 
 
 def run(pool, count: int, chunk: int, work) -> None:

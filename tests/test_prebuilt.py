@@ -23,10 +23,10 @@ import build_wheel  # imports hatchling
 pytestmark = [
     pytest.mark.compiles,
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
-    pytest.mark.skipif(platform.machine() not in build_wheel.MACHINES, reason="no target for this machine"),
+    pytest.mark.skipif(build_wheel.HERE not in build_wheel.PLATFORMS, reason="no target for this machine"),
 ]
 FORMATS = [qgemm.FORMATS[name] for name in ("q4_0", "q8_0")]
-TARGETS = [target for target in prebuilt.TARGETS if target.machine == platform.machine()]
+TARGETS = [target for target in prebuilt.TARGETS if build_wheel.platform_of(target) == build_wheel.HERE]
 RUN_HERE = [target for target in TARGETS if prebuilt.runs(target)]
 
 PROGRAM = """
@@ -43,7 +43,7 @@ print(qgemm.backends()["cpu"].detail)
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """With libraries for two formats, for each target of this machine."""
-    return build_wheel.build(platform.machine(), tmp_path_factory.mktemp("wheel"), FORMATS)
+    return build_wheel.build(build_wheel.HERE, tmp_path_factory.mktemp("wheel"), FORMATS)
 
 
 @pytest.fixture
@@ -82,6 +82,18 @@ def test_the_name_says_the_platform(wheel):
         assert "Root-Is-Purelib: false\n" in archive.read(metadata).decode()
         codes = [archive.read(file) for file in archive.namelist() if file.endswith(".so")]
     assert platforms == f"manylinux_2_{build_wheel.glibc(codes)}_{platform.machine()}"
+
+
+@pytest.mark.parametrize("system", sorted(build_wheel.TAGS))
+def test_wheels_of_other_systems(system, tmp_path, monkeypatch):
+    """Compiled by Zig, whatever compilers there are; the code of the libraries does not matter here."""
+    monkeypatch.setattr(build_wheel, "zig", lambda: compiler.Compiler(("zig", "cc"), ("zig", 0, 0)))
+    monkeypatch.setattr(build_wheel, "libraries", lambda by, target, formats: {"a.so": " ".join(target.zig).encode()})
+    wheel = build_wheel.build(system, tmp_path)
+    assert wheel.name.endswith(f"-py3-none-{build_wheel.TAGS[system]}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".so")]
+        assert f"-target {system}".encode() in unsealed(archive.read(name))
 
 
 def test_the_oldest_glibc():
@@ -177,6 +189,10 @@ def test_a_cpu_that_can_do_more_compiles(monkeypatch, tmp_path):
 @pytest.mark.parametrize("target", prebuilt.TARGETS, ids=lambda target: target.name)
 def test_a_cpu_that_lacks_one_instruction_gets_no_library(target, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: target.machine)
+    monkeypatch.setattr(sys, "platform", "freebsd")
+    monkeypatch.setattr(prebuilt, "cpu", lambda: "flags: " + " ".join(target.needs))
+    assert not prebuilt.runs(target)
+    monkeypatch.setattr(sys, "platform", target.system)
     for flag in target.needs:
         monkeypatch.setattr(prebuilt, "cpu", lambda flag=flag: "flags: " + " ".join(target.needs - {flag}))
         assert not prebuilt.runs(target)

@@ -96,7 +96,7 @@ def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity(kind):
 
 
 @every_kind
-@over_formats(CODES)
+@over_formats([fmt for fmt in CODES if fmt.tiled])
 @pytest.mark.parametrize("sm", [80, 86, 89, 100, 120])
 def test_a_plan_for_every_product(fmt, sm, kind):
     """It fits the GPU's shared memory, and does not keep more sums of split_k than it may."""

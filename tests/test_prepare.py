@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import qgemm
-from qgemm import cpu, cuda, preparation
+from qgemm import cpu, cuda, parallel
 from qgemm.backend import Status
 from qgemm.cpu import native
 from qgemm.cuda.jit import cache, nvrtc
@@ -44,6 +44,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
     monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
+    monkeypatch.setattr(cuda.prepare, "times_of", lambda device: None)
 
     def compiles(kernel, fmt, template):
         loaded.append((kernel, fmt, tuple(template.items())))
@@ -164,7 +165,8 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "require", lambda who: None)
     monkeypatch.setattr(cuda, "status", lambda: Status(True, "", {}))
     monkeypatch.setattr(cuda.prepare, "gpu", lambda device: Gpu(device, 90, 132))
-    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(cuda.prepare, "times_of", lambda device: None)
+    monkeypatch.setattr(parallel, "cpus", lambda: {0, 1})
     state.forget(monkeypatch)
     return state
 
@@ -205,7 +207,7 @@ def test_gpus_of_one_kind_share_what_is_compiled(machine, monkeypatch, tmp_path)
     """A kernel is loaded on the GPU of its weights; without a folder it is compiled once as well."""
     import cupy
 
-    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0}, raising=False)  # devices of no threads
+    monkeypatch.setattr(parallel, "cpus", lambda: {0})  # devices of no threads
     (tmp_path / "file").touch()
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "file" / "below"))
     weights = []
@@ -264,14 +266,14 @@ def shut_down(monkeypatch):
             event.set()
             super().shutdown(wait)
 
-    monkeypatch.setattr(preparation, "ThreadPoolExecutor", Pool)
-    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0}, raising=False)
+    monkeypatch.setattr(parallel, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(parallel, "cpus", lambda: {0})
     return event
 
 
 def test_ctrl_c_leaves_what_was_not_begun(shut_down, monkeypatch):
     """It waits for tasks that have begun: no thread is left over."""
-    monkeypatch.setattr(preparation.tqdm, "monitor_interval", 0)  # the first bar starts a thread for all later ones
+    monkeypatch.setattr(parallel.tqdm, "monitor_interval", 0)  # the first bar starts a thread for all later ones
     begun, before = [], threading.active_count()
 
     def task(index):
@@ -313,7 +315,7 @@ def test_libraries_of_the_cpu_are_compiled_at_the_same_time(monkeypatch, tmp_pat
     tasks = [partial(library.compiles, load) for load in loads]
     monkeypatch.setattr(cpu.CpuBackend, "preparation", lambda *_: tasks)
     monkeypatch.setattr(cuda, "status", lambda: Status(False, "no GPU", {}))
-    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(parallel, "cpus", lambda: {0, 1})
     assert qgemm.prepare([], progress=False)[:2] == (6, 3)
     assert len(compiled) == 3
     monkeypatch.setattr(library, "_loaded", Once())

@@ -31,14 +31,14 @@ MAX_LOSS_ELSEWHERE = 0.1
 STEEPEST, STEEPEST_SWEPT = 1.21, 1.18
 
 
-def problem(fmt, m, n, k, x="half", sms=132):
-    return Problem(fmt, "a16", m, n, k, 90, x, sms=sms)
+def problem(fmt, m, n, k, sms=132):
+    return Problem(fmt, "a16", m, n, k, 90, sms=sms)
 
 
 def measured():
     """Measured rows, with the loss of the present choice against the choice before; predicted if not measured."""
     for row in fit_sm90.load(RESULTS / "tune_sm90_h200.json.gz")["rows"]:
-        p = problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"], row["x"])
+        p = problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"])
         config, us = sm90_cost.ranked(p)[0]
         yield row, row["us"].get(fit_sm90.key(config), us) / row["us"][row["before"]] - 1
 
@@ -46,11 +46,10 @@ def measured():
 @pytest.mark.slow
 @over_formats(EVERY_TILED)
 def test_every_problem_has_a_config(fmt):
-    """Each GPU and matrix has both types of x, in turn for one m and the next."""
     matrices = list(itertools.product((64, 2112, 4160, 8192, 28672, 1 << 26), (32, 8192), SMS))
-    for i, m in enumerate((1, *EDGES, *(m + 1 for m in EDGES), 1 << 20)):
-        for j, (n, k, sms) in enumerate(matrices):
-            ranked = sm90_cost.ranked(problem(fmt, m, n, k, ("half", "bf16")[(i + j) % 2], sms))
+    for m in (1, *EDGES, *(m + 1 for m in EDGES), 1 << 20):
+        for n, k, sms in matrices:
+            ranked = sm90_cost.ranked(problem(fmt, m, n, k, sms))
             config, us = ranked[0]
             assert 0 < us < inf
             assert us == min(us for _, us in ranked)
@@ -59,11 +58,10 @@ def test_every_problem_has_a_config(fmt):
 
 
 @over_formats(EVERY_TILED)
-@pytest.mark.parametrize("x", ["half", "bf16"])
-def test_configs_fit_every_format(fmt, x):
+def test_configs_fit_every_format(fmt):
     """The conditions of kernels/gemm/prefill_sm90.cu, which compiling checks for some."""
-    for config, fixed_us, k_block_us in sm90_cost.measured(fmt, x):
-        template = sm90_config.prefill_template(fmt, config, x)
+    for config, fixed_us, k_block_us in sm90_cost.measured(fmt):
+        template = sm90_config.prefill_template(fmt, config, "half")
         assert config.fits(fmt)
         assert min(fixed_us, k_block_us) > 0
         assert template["SMEM_BYTES"] <= sm90_config.SHARED
@@ -86,7 +84,7 @@ def test_four_row_blocks_are_for_one_token_tile_of_most_of_the_sms():
 def test_shared_memory_is_what_the_kernel_lays_out(fmt):
     """smem_bytes against sizeof(Smem), of every config: one unit asserts them all."""
     lines = [f'#include "formats/{fmt.name}.cuh"', '#include "gemm/sm90/smem.cuh"']
-    for config in dict.fromkeys(row.config for x in ("half", "bf16") for row in sm90_cost.measured(fmt, x)):
+    for config in dict.fromkeys(row.config for row in sm90_cost.measured(fmt)):
         template = sm90_config.prefill_template(fmt, config, "half")
         name = f"Config_{len(lines)}"
         lines.append(codegen.config(fmt, **template).replace("struct Config", f"struct {name}"))
@@ -112,23 +110,22 @@ def test_the_choice_costs_no_row_of_the_results_more():
         for row in json.loads((RESULTS / "h200.json").read_text())["rows"]
         if row["route"] in ("prefill", "prefill_sm90") and row["activation"] == "a16"
     }
-    on_rows, elsewhere, bf16 = [], [], []
+    on_rows, elsewhere = [], []
     for row, loss in measured():
         case = row["format"], row["n"], row["k"], row["m"]
-        (bf16 if row["x"] == "bf16" else on_rows if case in rows else elsewhere).append(loss)
+        (on_rows if case in rows else elsewhere).append(loss)
     assert len(on_rows) == len(rows)
     assert max(on_rows) <= MAX_LOSS
-    assert max(*elsewhere, *bf16) <= MAX_LOSS_ELSEWHERE
+    assert max(elsewhere) <= MAX_LOSS_ELSEWHERE
     assert np.mean(on_rows) < 0
     assert np.mean(elsewhere) < 0
-    assert np.mean(bf16) < 0.01
 
 
 def test_predictions_are_near_what_was_measured():
     """Predicted times of the compiled configs; nine of ten within 5%."""
     errors = []
     for row in fit_sm90.load(RESULTS / "tune_sm90_h200.json.gz")["rows"]:
-        ranked = sm90_cost.ranked(problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"], row["x"]))
+        ranked = sm90_cost.ranked(problem(qgemm.FORMATS[row["format"]], row["m"], row["n"], row["k"]))
         us = {fit_sm90.key(config): us for config, us in ranked}
         errors += [abs(us[name] / row["us"][name] - 1) for name in us.keys() & row["us"].keys()]
     assert np.percentile(errors, 90) < 0.05
@@ -169,7 +166,7 @@ def test_formats_that_were_not_tuned_take_the_nearest_ones_configs():
 def test_what_is_chosen_is_among_what_is_tuned(fmt):
     """tools/tune_sm90.py."""
     timed = {config for m in (1, *EDGES, *(m + 1 for m in EDGES), 1000) for config in tune_sm90.candidates(fmt, m)}
-    assert {row.config for x in ("half", "bf16") for row in sm90_cost.measured(fmt, x)} <= timed
+    assert {row.config for row in sm90_cost.measured(fmt)} <= timed
 
 
 def test_a_fit_predicts_the_times_that_it_was_made_of():
@@ -184,8 +181,8 @@ def test_a_fit_predicts_the_times_that_it_was_made_of():
             for config in tried
             if not config.single_tile or config.tiles(128, n // tiles.ROWS) <= 132
         }
-        rows.append({"format": "q4_0", "x": "half", "n": n, "k": k, "m": 128, "before": next(iter(us)), "us": us})
-    table = fit_sm90.Table(fmt, "half", rows, set(), 132)
+        rows.append({"format": "q4_0", "n": n, "k": k, "m": 128, "before": next(iter(us)), "us": us})
+    table = fit_sm90.Table(fmt, rows, set(), 132)
     fitted = fit_sm90.solve(table, model, fit_sm90.begin(table), np.ones_like(table.us), rounds=100)
     predicted = table.predict(model, fitted.fixed, fitted.k_block)
     near = table.seen & (table.us <= 1.2 * np.nanmin(np.where(table.seen, table.us, np.inf), 1, keepdims=True))

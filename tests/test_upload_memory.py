@@ -89,7 +89,7 @@ def test_blocks_are_packed_through_two_stages_of_a_fixed_size(counted, monkeypat
     assert counted.now == 0
 
 
-@pytest.mark.parametrize("name", NAMES[:3])
+@each_format
 def test_experts_are_packed_one_by_one(counted, name):
     """From the host, and from bytes that are on the GPU already, of a size that aligns no second expert."""
     fmt, shape = qgemm.FORMATS[name], (3, 67, BLOCKS * qgemm.FORMATS[name].weights)
@@ -99,6 +99,8 @@ def test_experts_are_packed_one_by_one(counted, name):
     upload.upload_into(fmt, blocks, memory, libraries.default_library(), 0)
     assert memory.get().tobytes() == expected
     assert counted.most <= 2 * (blocks[0].nbytes + 16)
+    if fmt.plain:
+        return  # a GPU reads the file's numbers as they are
     raw = cupy_like.asarray(blocks.view(np.uint8).reshape(3, 67, -1))
     memory.fill(1)
     upload.pack_into(fmt, raw, shape, memory, libraries.default_library(), 0)

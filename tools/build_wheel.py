@@ -2,15 +2,15 @@
 
 `pip install .` builds a wheel of pure Python, which compiles its products on the user's machine. Wheels of this tool
 need no compiler there: they have a library for each format and target of qgemm/cpu/native/prebuilt.py. Libraries for
-another machine need a cross compiler (Debian: gcc-aarch64-linux-gnu) or Zig (the ziglang wheel, the extra `cpu`). The
-name of the wheel has the oldest glibc that its libraries run on: 2.17 by Zig, else at most that of this machine.
+another machine need a cross compiler (Debian: gcc-aarch64-linux-gnu) or Zig (the ziglang wheel, the extra `cpu`), those
+for macOS and Windows Zig; nobody has run these. The name of the wheel has the oldest glibc that its libraries run on:
+2.17 by Zig, else at most that of this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -32,19 +32,34 @@ from qgemm.cpu.native.prebuilt import Target
 from qgemm.cpu.native.sources import Source
 from qgemm.files.compiled import sealed
 from qgemm.formats import FORMATS
+from qgemm.system.process import cpus, machine
 from qgemm.version import DISTRIBUTION, __version__
 
 ROOT = Path(__file__).resolve().parents[1]
-MACHINES = tuple(dict.fromkeys(target.machine for target in prebuilt.TARGETS))
+SYSTEMS = {"linux": "", "darwin": "-macos", "win32": "-windows"}  # by Target.system: the end of a platform's name
+TAGS = {  # tags of wheels by platform; a tag of Linux has the version of glibc besides
+    "aarch64-macos": "macosx_11_0_arm64",
+    "x86_64-macos": "macosx_11_0_x86_64",
+    "x86_64-windows": "win_amd64",
+}
 OLDEST_GLIBC = 17  # 2.17: installers know no older one for 64-bit ARM
 NO_COMPILER = "no compiler makes code for {}: install gcc-{}-linux-gnu, or the ziglang wheel"
 
 
-def compiler_for(machine: str, by_zig: bool = False) -> Compiler | None:
-    """The compiler for a machine: its own, a cross compiler, or Zig; None if there is none."""
-    if by_zig:
+def platform_of(target: Target) -> str:
+    """The platform that the libraries of a target are for, such as x86_64 (on Linux) or aarch64-macos."""
+    return f"{target.machine}{SYSTEMS[target.system]}"
+
+
+PLATFORMS = tuple(dict.fromkeys(map(platform_of, prebuilt.TARGETS)))
+HERE = f"{machine()}{SYSTEMS.get(sys.platform, '')}"
+
+
+def compiler_for(platform: str, by_zig: bool = False) -> Compiler | None:
+    """The compiler for a platform: its own, a cross compiler, or Zig; None if there is none."""
+    if by_zig or platform in TAGS:
         return zig()
-    own = compiler() if machine == platform.machine() else named(f"{machine}-linux-gnu-gcc")
+    own = compiler() if platform == HERE else named(f"{platform}-linux-gnu-gcc")
     return own or zig()
 
 
@@ -56,7 +71,7 @@ def libraries(by: Compiler, target: Target, formats: Iterable[Format]) -> dict[s
         name = prebuilt.entry(target, source)
         return name, stamp(built(by, source, march), name)
 
-    with ThreadPool(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPool(len(cpus())) as pool:
         return dict(pool.map(entry_of, inventory.sources(formats)))
 
 
@@ -66,21 +81,21 @@ def glibc(codes: Iterable[bytes]) -> int:
     return max(OLDEST_GLIBC, *versions, 0)
 
 
-def build(machine: str, out: Path, formats: Iterable[Format] = FORMATS.values(), by_zig: bool = False) -> Path:
-    """The wheel for a machine in the folder `out`."""
-    by = compiler_for(machine, by_zig)
+def build(platform: str, out: Path, formats: Iterable[Format] = FORMATS.values(), by_zig: bool = False) -> Path:
+    """The wheel for a platform in the folder `out`."""
+    by = compiler_for(platform, by_zig)
     if by is None:
-        raise SystemExit(f"build_wheel: {NO_COMPILER.format(machine, machine)}")
+        raise SystemExit(f"build_wheel: {NO_COMPILER.format(platform, platform)}")
     formats = list(formats)
     with tempfile.TemporaryDirectory() as name:
         folder, codes = Path(name, "prebuilt"), []
         for target in prebuilt.TARGETS:
-            if target.machine == machine:
+            if platform_of(target) == platform:
                 (folder / target.name).mkdir(parents=True)
                 for entry, code in libraries(by, target, formats).items():
                     (folder / target.name / entry).write_bytes(sealed(code))
                     codes.append(code)
-        tag = f"py3-none-manylinux_2_{glibc(codes)}_{machine}"
+        tag = f"py3-none-{TAGS.get(platform) or f'manylinux_2_{glibc(codes)}_{platform}'}"
         environment = {**os.environ, wheel_hook.FOLDER: str(folder), wheel_hook.TAG: tag}
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)]
         subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
@@ -144,15 +159,15 @@ def check(wheel: Path) -> list[str]:
 def main() -> int:
     """Build, and check the libraries that this CPU can run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("machines", nargs="*", metavar="MACHINE", help=f"{', '.join(MACHINES)} (this one)")
+    parser.add_argument("platforms", nargs="*", metavar="PLATFORM", help=f"{', '.join(PLATFORMS)} (this one)")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the wheel (dist)")
     parser.add_argument("--zig", action="store_true", help="compile by Zig, for glibc 2.17 and later")
     parser.add_argument("--check", action="store_true", help="then multiply by every format, without a compiler")
     args = parser.parse_args()
-    for machine in args.machines or [platform.machine()]:
-        if machine not in MACHINES:
-            parser.error(f"there are no targets for {machine}")
-        wheel = build(machine, args.out, by_zig=args.zig)
+    for platform in args.platforms or [HERE]:
+        if platform not in PLATFORMS:
+            parser.error(f"there are no targets for {platform}")
+        wheel = build(platform, args.out, by_zig=args.zig)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
         for line in check(wheel) if args.check else ():
             print(f"  {line}")

@@ -64,7 +64,7 @@ BY_TURNS = (
 CONFIGS_BY_TURNS = 2
 ALIKE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, PREFILL_SM80_EIGHT_BITS.name)
 # Formats that stand for families, which FORMATS does not list.
-REPRESENTATIVES = (*GROUP_FORMATS, "f8_e4m3_g128", "s7_1of2", "kbit4_f32")
+REPRESENTATIVES = (*GROUP_FORMATS, "f8_e4m3_g128", "i8_g16", "i8_g32", "s7_1of2", "kbit4_f32")
 FAMILY_ELSEWHERE = 4  # one in 4 of REPRESENTATIVES is compiled on each architecture other than TUNED
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 16, 32  # one unit in 16 becomes a cubin if its registers are judged, else in 32
 NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on any architecture

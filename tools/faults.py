@@ -30,13 +30,13 @@ import numpy as np
 
 import qgemm
 from qgemm.errors import QgemmError
-from qgemm.files import temporary
+from qgemm.system import system
 
 CALLS = (
     "open", "mkdir", "fsync", "pwrite", "write", "posix_fallocate", "ftruncate", "fchmod", "fchown", "rename",
     "replace", "link", "unlink", "rmdir", "listdir", "stat",
 )  # fmt: skip
-FAILING = "fsync", "pwrite", "write", "rename", "replace", "link", "mkdir", "_rename"  # calls that get errors
+FAILING = "fsync", "pwrite", "write", "rename", "replace", "link", "mkdir", "rename_with_flags"  # calls that get errors
 KILL_BEFORE, KILL_AFTER, ERROR, ERRORS = "kill before", "kill after", "error", "errors from"
 FAILED = 3  # exit status of a child whose conversion raised a QgemmError
 MIXED = "MIXED"
@@ -132,7 +132,7 @@ class Fault:
         """Wrap the functions."""
         for name in CALLS:
             setattr(os, name, self._wrapped(name, getattr(os, name)))
-        temporary._rename = self._wrapped("_rename", temporary._rename)  # type: ignore[assignment]
+        system.rename_with_flags = self._wrapped("rename_with_flags", system.rename_with_flags)  # type: ignore[method-assign]
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:

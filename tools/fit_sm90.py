@@ -26,8 +26,7 @@ from qgemm.cuda.kernels.sm90_cost import DATA, Model, Work, tile_facts, work_of
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.text import json_lines
 
-VARIANTS = 40  # configs of a format, for both types of x
-OF_HALF = range(25, 29)  # candidates for the share of half; the one with the better worst case is chosen
+VARIANTS = 28  # configs of a format
 START = Model(0.29, 0.15, 26.0, (0.6, 0.5), (0.6, 0.65), (1.7, 0.75), 0.3, (1.8, 1.4))
 L2_MEGABYTES = 2  # index in a Model of the number that is not fitted
 SHAPES = ((4096, 4096), (8192, 8192), (14336, 4096), (4096, 14336), (28672, 8192), (5120, 5120), (11008, 4096),
@@ -40,7 +39,7 @@ ROW, OTHER, PREDICTED = (0.003, 0.002), (0.02, 0.015), (0.04, 0.05)  # (free reg
 GAIN = 3  # weight of saved time relative to regrets
 
 COLUMNS = {
-    "x": "its type", "tokens": "rows of x of a work tile", "row_blocks": "of 64 rows of W, of a work tile",
+    "tokens": "rows of x of a work tile", "row_blocks": "of 64 rows of W, of a work tile",
     "wg_split_k": "warpgroups that share K", "k_blocks_per_stage": "of the pipeline",
     "single_tile": "at most one work tile per CTA", "fixed_us": "what a launch takes at least",
     "k_block_us": "what a CTA takes for a k_block",
@@ -60,7 +59,7 @@ class Problem(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A fit of one format and type of x: fixed_us and k_block_us of each config; indices of the configs to keep."""
+    """A fit of one format: fixed_us and k_block_us of each config; indices of the configs to keep."""
 
     fixed: Floats
     k_block: Floats
@@ -68,16 +67,16 @@ class Fitted(NamedTuple):
 
 
 class Table:
-    """The measurements of one format and type of x: problems x configs, nan if not measured."""
+    """The measurements of one format: problems x configs, nan if not measured."""
 
-    def __init__(self, fmt: Format, x: str, rows: Sequence[dict[str, Any]], results: set[tuple[Any, ...]], sms: int):
-        self.format, self.x, self.sms = fmt, x, sms
-        mine = [row for row in rows if row["format"] == fmt.name and row["x"] == x]
+    def __init__(self, fmt: Format, rows: Sequence[dict[str, Any]], results: set[tuple[Any, ...]], sms: int):
+        self.format, self.sms = fmt, sms
+        mine = [row for row in rows if row["format"] == fmt.name]
         names = sorted({name for row in mine for name in row["us"]})
         self.configs = [config for config in map(parse, names) if config.fits(fmt)]
         keys = [key(config) for config in self.configs]
         self.problems = [
-            Problem(*size, row["us"][row["before"]], ROW if (fmt.name, *size) in results and x == "half" else OTHER)
+            Problem(*size, row["us"][row["before"]], ROW if (fmt.name, *size) in results else OTHER)
             for row in mine
             for size in [(row["n"], row["k"], row["m"])]
         ]
@@ -256,17 +255,16 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def tables_of(measured: dict[str, Any], results: set[tuple[Any, ...]]) -> Iterator[Table]:
-    """A table for each format and type of x."""
-    kinds = dict.fromkeys((row["format"], row["x"]) for row in measured["rows"])
-    for name, x in kinds:
-        yield Table(FORMATS[name], x, measured["rows"], results, measured["sms"])
+    """A table for each format."""
+    for name in dict.fromkeys(row["format"] for row in measured["rows"]):
+        yield Table(FORMATS[name], measured["rows"], results, measured["sms"])
 
 
 def rows_of(table: Table, fitted: Fitted) -> Iterator[list[Any]]:
     """The rows of the data file for one table."""
     for i in sorted(fitted.keep, key=lambda i: table.configs[i]):
         numbers = round(float(fitted.fixed[i]), 3), round(float(fitted.k_block[i]), 4)
-        yield [table.x, *map(int, table.configs[i][:5]), *numbers]
+        yield [*map(int, table.configs[i][:5]), *numbers]
 
 
 def fit(measured: dict[str, Any], results: set[tuple[Any, ...]], only: Sequence[str] = ()) -> dict[str, Any]:
@@ -275,20 +273,15 @@ def fit(measured: dict[str, Any], results: set[tuple[Any, ...]], only: Sequence[
     only: formats to fit with the current constants; the rest of the document stays.
     """
     tables = [table for table in tables_of(measured, results) if not only or table.format.name in only]
-    model = sm90_cost.model() if only else constants([table for table in tables if table.x == "half"])
+    model = sm90_cost.model() if only else constants(tables)
     formats: dict[str, list[Any]] = dict(configs.read(DATA)["formats"]) if only else {}
-    for name in dict.fromkeys(table.format.name for table in tables):
-        half, bf16 = (next(t for t in tables if (t.format.name, t.x) == (name, x)) for x in ("half", "bf16"))
-        of_half, of_bf16 = select(half, model, OF_HALF), select(bf16, model, [VARIANTS - count for count in OF_HALF])
-        pairs = [(of_half[count], of_bf16[VARIANTS - count]) for count in OF_HALF]
-        best = min(pairs, key=lambda pair: max(worst(half, model, pair[0])[1], worst(bf16, model, pair[1])[1]))
-        formats[name] = []
-        for table, fitted in zip((half, bf16), best, strict=True):
-            on_rows, elsewhere, mean = worst(table, model, fitted)
-            rows = f"on rows of the results {on_rows:.1%} at most, " if on_rows > -1 else ""
-            regrets = f"regret {rows}elsewhere {elsewhere:.1%}, on average {mean:.1%}"
-            print(f"{name} of {table.x}: {len(fitted.keep)} configs; {regrets}", flush=True)
-            formats[name] += rows_of(table, fitted)
+    for table in tables:
+        fitted = select(table, model, [VARIANTS])[VARIANTS]
+        on_rows, elsewhere, mean = worst(table, model, fitted)
+        rows = f"on rows of the results {on_rows:.1%} at most, " if on_rows > -1 else ""
+        regrets = f"regret {rows}elsewhere {elsewhere:.1%}, on average {mean:.1%}"
+        print(f"{table.format}: {len(fitted.keep)} configs; {regrets}", flush=True)
+        formats[table.format.name] = list(rows_of(table, fitted))
     return {
         "gpu": measured["gpu"], "model": model._asdict(),
         "tiles": {name: tile_facts(FORMATS[name]) for name in formats},

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import api_pages
+import gpus
 import headline
 import layouts
 import numpy as np
@@ -55,7 +56,8 @@ def formats_table() -> str:
         names, sizes, bits = (", ".join(map(text, alike)) for text in (str, _block_bytes, _bits_per_weight))
         rows.append(
             f"| {names} | {fmt.weights} | {sizes} | {bits} | {fmt.formula or 'the number itself'} | "
-            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | {tick(fmt.tiled)} |"
+            f"{tick(fmt.encode is not None)} | {tick(fmt.integer)} | "
+            f"{tick(fmt.tiled) if fmt.device is None else f'as {fmt.on_device}'} |"
         )
     return "\n".join(rows)
 
@@ -198,6 +200,11 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/choosing-a-config.md": {"routes": routes_table},
     "docs/formats.md": {"formats": formats_table, "layouts": layouts.table},
     "docs/several-gpus.md": {"shard": shards.table},
+    "docs/gpus.md": {
+        "cards": gpus.cards_table,
+        "predictions": gpus.predictions_table,
+        "published": gpus.published_table,
+    },
     "docs/recipes.md": {name: partial(recipes.section, name) for name in recipes.SPEEDS},
     "docs/torch.md": {"models": models.table},
     "docs/api/index.md": {"names": api_pages.index},

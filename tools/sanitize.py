@@ -214,7 +214,7 @@ def wide_config(fmt: Any) -> Any:
     """The prefill config of a format with two row_blocks and the largest number of tokens up to 128."""
     from qgemm.cuda.kernels.sm90_cost import measured
 
-    wide = (config for config, *_ in measured(fmt, "half") if config.row_blocks == 2 and config.tokens <= 128)
+    wide = (config for config, *_ in measured(fmt) if config.row_blocks == 2 and config.tokens <= 128)
     return max(wide, key=lambda config: config.tokens)
 
 

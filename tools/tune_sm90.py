@@ -40,16 +40,15 @@ TOKENS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 224, 256)  # token ti
 WARPGROUPS, MAX_ACC = (2, 3, 4), 512  # warpgroups of a CTA; largest warpgroups x tokens whose sums fit registers
 TALL_TOKENS = 80  # largest token tile with four row_blocks: 96 tokens spill, more are slower
 MAX_SMS = 144  # upper limit for GPUs of sm_90
-TYPES = ("half", "bf16")
 NAMES = (PREFILL_SM90.name, "prefill")  # names of the kernel in results; the second until 2026-11-23
 
 
 def candidates(fmt: Format, m: int, tuned_only: bool = False) -> Iterator[Sm90Config]:
     """Configs that fit a format, whose tokens cover M rows of x in the fewest work tiles or up to twice the number.
 
-    tuned_only: only configs in the data file for any format and type of x.
+    tuned_only: only configs in the data file for any format.
     """
-    tuned = {tuple(row[1:6]) for rows in read(DATA)["formats"].values() for row in rows}
+    tuned = {tuple(row[:5]) for rows in read(DATA)["formats"].values() for row in rows}
     fewest = -(-m // TOKENS[-1])
     sizes = {min(size for size in TOKENS if size * tiles >= m) for tiles in range(fewest, 2 * fewest + 1)}
     ways = product(sorted(sizes), range(1, TALL + 1), range(1, WARPGROUPS[-1] + 1), (1, 2, 4), (False, True))
@@ -62,12 +61,12 @@ def candidates(fmt: Format, m: int, tuned_only: bool = False) -> Iterator[Sm90Co
             yield config
 
 
-def compiled(unit: tuple[str, str, Sm90Config]) -> str:
-    """Compile the kernel of a format, type of x and config into the cache -> the error, or ""."""
-    name, x, config = unit
+def compiled(unit: tuple[str, Sm90Config]) -> str:
+    """Compile the kernel of a format and config into the cache -> the error, or ""."""
+    name, config = unit
     fmt = FORMATS[name]
     try:
-        source = codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, config, x))
+        source = codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, config, "half"))
         cache.cached_cubin(source, "sm_90a", codegen.headers(fmt))
     except nvrtc.CompileError as error:
         return str(error)
@@ -75,8 +74,7 @@ def compiled(unit: tuple[str, str, Sm90Config]) -> str:
 
 
 def measure(
-    stream: Any, w: Any, fmt: Format, shape: tuple[int, int], m: int, x: str, configs: Sequence[Sm90Config],
-    repeats: int,
+    stream: Any, w: Any, fmt: Format, shape: tuple[int, int], m: int, configs: Sequence[Sm90Config], repeats: int,
 ) -> Any:  # fmt: skip
     """A row of the file of times: the current choice, and us of each config that can serve. w: a gpu.Matrix."""
     import cupy
@@ -86,9 +84,9 @@ def measure(
     from qgemm.cuda.problem import gpu as gpu_of
 
     (n, k), rng, on = shape, np.random.default_rng(0), gpu_of(cupy.cuda.Device().id)
-    p = Problem(fmt, "a16", m, n, k, on.sm, x)
+    p = Problem(fmt, "a16", m, n, k, on.sm)
     p = p._replace(outputs=(Output(n, "float16"),), device=on.device, sms=on.sms)
-    values, source = tokens_of(cupy.asarray(rng.standard_normal((m, k), np.float32)), x)
+    values = cupy.asarray(rng.standard_normal((m, k), np.float32)).astype(np.float16)
     y, chosen = cupy.empty((m, n), np.float16), PREFILL_SM90.choose(p)
     cupy.cuda.Device().synchronize()
     loops = {}
@@ -98,27 +96,19 @@ def measure(
         launch = PrefillLaunch(p, config)
 
         def multiply(_: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
-            launch(cupy.cuda.get_current_stream().ptr, source.data.ptr, w.pointer, y.data.ptr)
+            launch(cupy.cuda.get_current_stream().ptr, values.data.ptr, w.pointer, y.data.ptr)
 
-        gpu.check(stream, multiply, values, w, y, gpu.TOLERANCE["a16" if x == "half" else "a8"])
+        gpu.check(stream, multiply, values, w, y, gpu.TOLERANCE["a16"])
         loops[config] = timing.capture(stream, gpu.products(multiply, values, w, y))
     times = timing.compare(stream, list(loops.values()), repeats)
     us = {fit_sm90.key(config): median.us for config, median in zip(loops, times, strict=True)}
-    return {"format": fmt.name, "x": x, "n": n, "k": k, "m": m, "before": fit_sm90.key(chosen), "us": us}
-
-
-def tokens_of(values: Any, x: str) -> tuple[Any, Any]:
-    """float32 values rounded to the type of x, and the array that the kernel reads."""
-    if x == "half":
-        return (half := values.astype(np.float16)), half
-    bits = values.view(np.uint32) >> 16
-    return (bits << 16).view(np.float32), bits.astype(np.uint16)
+    return {"format": fmt.name, "n": n, "k": k, "m": m, "before": fit_sm90.key(chosen), "us": us}
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The rows of both files; for a problem in both the new row."""
-    rows = {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in old.get("rows", [])}
-    rows |= {tuple(row[name] for name in ("format", "x", "n", "k", "m")): row for row in new["rows"]}
+    rows = {tuple(row[name] for name in ("format", "n", "k", "m")): row for row in old.get("rows", [])}
+    rows |= {tuple(row[name] for name in ("format", "n", "k", "m")): row for row in new["rows"]}
     return {**old, **new, "rows": list(rows.values())}
 
 
@@ -137,7 +127,6 @@ def main() -> int:
     parser.add_argument("--formats", type=formats, help="e.g. q4_0,q5_k (default q4_0)")
     parser.add_argument("--shapes", type=shapes, default="4096x4096,8192x8192", help="N x K, N a multiple of 512")
     parser.add_argument("--m", type=counts, default="16,64,256", help="rows of x (default 16,64,256)")
-    parser.add_argument("--x", choices=TYPES, default="half", help="type of x (default half)")
     parser.add_argument("--repeats", type=count, default=5, help="timed replays (default 5)")
     parser.add_argument("--kept", action="store_true", help="only configs of the data file")
     parser.add_argument("--compile", action="store_true", help="only compile")
@@ -155,7 +144,7 @@ def main() -> int:
         return 1
     units = list(
         dict.fromkeys(
-            (fmt.name, options.x, config)
+            (fmt.name, config)
             for fmt, m in product(options.formats, options.m)
             for config in candidates(fmt, m, options.kept)
         )
@@ -187,7 +176,7 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         w = gpu.matrix(stream, fmt, shape, np.random.default_rng(0), gpu.ROTATE)
         for m in options.m:
             configs = list(candidates(fmt, m, options.kept))
-            yield measure(stream, w, fmt, shape, m, options.x, configs, options.repeats)
+            yield measure(stream, w, fmt, shape, m, configs, options.repeats)
 
 
 def cuda_sms() -> int:

@@ -106,11 +106,11 @@ static void multiply_slice(const target* targets, int64_t count, const char* x, 
                               .k = t->k,
                               .digits = digits,
                               .tiles = tiles};
-        qgemm_run((work_fn)t->pack, &rows, m, m > 1 ? chunk_size(m, CHUNKS) : 1);
+        run_items((work_fn)t->pack, &rows, m, m > 1 ? chunk_size(m, CHUNKS) : 1, m);
         packed += m * p->packed_row;
     }
-    qgemm_run(multiply_rows, &job, job.end[count - 1],
-              chunk_size(job.end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS));
+    run_items(multiply_rows, &job, job.end[count - 1], chunk_size(job.end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS),
+              m);
 }
 
 // Converts rows of x of another type to float32.
@@ -145,7 +145,7 @@ void qgemm_multiply(const void* weights, int64_t count, const void* x, int64_t m
         int64_t row = t->x_row;
         if (t->x_type != TYPE_FLOAT32) {
             const conversion all = {.from = rows, .to = converted, .k = t->k, .row = row, .type = t->x_type};
-            qgemm_run(convert_rows, &all, tokens, chunk_size(tokens, CHUNKS));
+            run_items(convert_rows, &all, tokens, chunk_size(tokens, CHUNKS), tokens);
             rows = converted, row = t->k * (int64_t)sizeof(float);
         }
         if (tiled) multiply_slice(t, count, rows, row, start, tiled, 1, packed);

@@ -4,23 +4,15 @@
 // same thread therefore reads the same rows of W at each call, from memory that its NUMA node may hold, and no thread
 // waits for a slow one. The calling thread works too and never waits for a thread to start: a late thread finds the job
 // closed. A call that finds the pool busy does its job alone. Idle threads spin for a millisecond, then sleep.
+//
+// Where torch has threads of an OpenMP runtime, products of several rows of x run on those: they spin after each of
+// torch's operations, for milliseconds, on the cores that the pool's threads would need, and the other way round. One
+// row of x stays with the pool's own threads: torch then has few operations of several threads between products, and
+// the runtime's barrier would wait for a thread that other processes have delayed.
 #define _GNU_SOURCE
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <time.h>
+#include "threads.h"
 
 #include "calls.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define RELAX() _mm_pause()
-#elif defined(__aarch64__)
-#define RELAX() __asm__ volatile("yield")
-#else
-#define RELAX() ((void)0)
-#endif
 
 enum { MAX_HELPERS = 255, SPIN_NS = 1000000, SPINS = 4096 };
 
@@ -30,6 +22,13 @@ typedef struct {
     int64_t last;
 } run;
 
+// Functions of an OpenMP runtime of this process; null where jobs run on the pool's own threads.
+static struct {
+    void (*_Atomic parallel)(void (*body)(void*), void* argument, unsigned threads, unsigned flags);  // GOMP_parallel
+    int (*max_threads)(void);
+    _Atomic int next;  // the number of the next thread that joins a job
+} openmp;
+
 static struct {
     // The job. Written only while `open` is 0 and no helper is `inside`.
     work_fn work;
@@ -37,24 +36,17 @@ static struct {
     int64_t chunk;
     run runs[MAX_HELPERS + 1];  // the caller's run, then one for each helper
     _Atomic int open, inside;
-    _Atomic uint64_t round;             // counts the jobs
-    uint64_t first_round[MAX_HELPERS];  // the round during which a helper was started: not its job
+    _Atomic uint32_t round;             // counts the jobs
+    uint32_t first_round[MAX_HELPERS];  // the round during which a helper was started: not its job
     _Atomic int busy, stop, sleeping, wanted_helpers;
-    int helpers;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    pthread_t threads[MAX_HELPERS];
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
+    int helpers, shares;  // shares: the number of runs of the job
+    thread_handle threads[MAX_HELPERS];
+    thread_start starts[MAX_HELPERS];
+} pool;
 
 // Works on the thread's own run, then on those of the threads after it.
 static void work_chunks(int self) {
-    const int threads = pool.helpers + 1;
+    const int threads = pool.shares;
     for (int i = 0; i < threads; ++i) {
         run* share = &pool.runs[(self + i) % threads];
         while (atomic_load(&share->next) < share->last) {
@@ -65,8 +57,8 @@ static void work_chunks(int self) {
 }
 
 // Divides the items into runs of whole chunks whose lengths differ by at most one chunk.
-static void share_out(int64_t count) {
-    const int threads = pool.helpers + 1;
+static void share_out(int64_t count, int threads) {
+    pool.shares = threads;
     const int64_t chunks = (count + pool.chunk - 1) / pool.chunk;
     for (int i = 0; i < threads; ++i) {
         const int64_t last = chunks * (i + 1) / threads * pool.chunk;
@@ -75,23 +67,19 @@ static void share_out(int64_t count) {
     }
 }
 
-static void* help(void* number) {
-    const int helper = (int)(intptr_t)number;
-    uint64_t last_round = pool.first_round[helper];
+static void help(int helper) {
+    uint32_t last_round = pool.first_round[helper];
     for (;;) {
         const int64_t until = now_ns() + SPIN_NS;
-        for (int spin = 0; atomic_load(&pool.round) == last_round && !atomic_load(&pool.stop); ++spin) {
+        for (int spin = 0; atomic_load(&pool.round) == last_round; ++spin) {
             RELAX();
             if (spin % 64 == 63 && now_ns() > until) {
-                pthread_mutex_lock(&pool.lock);
-                atomic_fetch_add(&pool.sleeping, 1);
-                while (atomic_load(&pool.round) == last_round && !atomic_load(&pool.stop))
-                    pthread_cond_wait(&pool.wake, &pool.lock);
+                atomic_fetch_add(&pool.sleeping, 1);  // before the round is read again: see begin_round
+                while (atomic_load(&pool.round) == last_round) wait_while(&pool.round, last_round);
                 atomic_fetch_sub(&pool.sleeping, 1);
-                pthread_mutex_unlock(&pool.lock);
             }
         }
-        if (atomic_load(&pool.stop)) return 0;
+        if (atomic_load(&pool.stop)) return;
         last_round = atomic_load(&pool.round);
         atomic_fetch_add(&pool.inside, 1);
         if (atomic_load(&pool.open)) work_chunks(helper + 1);
@@ -99,56 +87,71 @@ static void* help(void* number) {
     }
 }
 
-static void wake_all(void) {
-    if (!atomic_load(&pool.sleeping)) return;
-    pthread_mutex_lock(&pool.lock);
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
+// A helper that is about to sleep counts itself first and then reads the round; here the order is the reverse, so that
+// it either sees the new round or is woken.
+static void begin_round(void) {
+    atomic_fetch_add(&pool.round, 1);
+    if (atomic_load(&pool.sleeping)) wake_waiting(&pool.round);
 }
 
 static void start_helpers(void) {
-    if (pool.helpers >= atomic_load(&pool.wanted_helpers)) return;
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);  // signals stay with the threads that Python started
     for (; pool.helpers < atomic_load(&pool.wanted_helpers); ++pool.helpers) {
-        pool.first_round[pool.helpers] = atomic_load(&pool.round);
-        void* number = (void*)(intptr_t)pool.helpers;
-        if (pthread_create(&pool.threads[pool.helpers], 0, help, number)) break;  // the pool runs with fewer threads
+        const int i = pool.helpers;
+        pool.first_round[i] = atomic_load(&pool.round);
+        pool.starts[i] = (thread_start){help, i};
+        if (!create_thread(&pool.threads[i], &pool.starts[i])) break;  // the pool runs with fewer threads
     }
-    pthread_sigmask(SIG_SETMASK, &old, 0);
 }
 
 static void stop_helpers(void) {
     atomic_store(&pool.stop, 1);
-    pthread_mutex_lock(&pool.lock);
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
-    for (int i = 0; i < pool.helpers; ++i) pthread_join(pool.threads[i], 0);
+    begin_round();
+    for (int i = 0; i < pool.helpers; ++i) join_thread(pool.threads[i]);
     pool.helpers = 0;
     atomic_store(&pool.stop, 0);
 }
 
-// Runs work(argument, first, last) for items 0 to count - 1, in chunks.
-void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk) {
+static void join_openmp(void* unused) {
+    (void)unused;
+    work_chunks(atomic_fetch_add(&openmp.next, 1) % pool.shares);
+}
+
+// Whether the job runs on the threads of OpenMP: only where these are as many, since the runtime ends threads that a
+// smaller region does not need and starts them again for the next one.
+static int runs_on_openmp(int threads) { return atomic_load(&openmp.parallel) && openmp.max_threads() == threads; }
+
+// Runs work(argument, first, last) for items 0 to count - 1, in chunks. rows: of x.
+static void run_items(work_fn work, const void* argument, int64_t count, int64_t chunk, int64_t rows) {
     if (count <= chunk || !atomic_load(&pool.wanted_helpers) || atomic_exchange(&pool.busy, 1)) {
         if (count > 0) work(argument, 0, count);
         return;
     }
-    start_helpers();
+    const int threads = atomic_load(&pool.wanted_helpers) + 1;
     pool.work = work, pool.argument = argument, pool.chunk = chunk;
-    share_out(count);
+    if (rows > 1 && runs_on_openmp(threads)) {
+        share_out(count, threads);
+        atomic_store(&openmp.next, 0);
+        atomic_load (&openmp.parallel)(join_openmp, 0, (unsigned)threads, 0);
+        atomic_store(&pool.busy, 0);
+        return;
+    }
+    start_helpers();
+    share_out(count, pool.helpers + 1);
     atomic_store(&pool.open, 1);
-    atomic_fetch_add(&pool.round, 1);
-    wake_all();
+    begin_round();
     work_chunks(0);
     atomic_store(&pool.open, 0);
     for (int spin = 0; atomic_load(&pool.inside); ++spin)
         if (spin < SPINS)
             RELAX();
         else
-            sched_yield();  // a helper inside may need this core
+            yield_core();  // a helper inside may need this core
     atomic_store(&pool.busy, 0);
+}
+
+// The same for a job that is no product, such as encoding.
+void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk) {
+    run_items(work, argument, count, chunk, 1);
 }
 
 // Sets the number of threads, the caller included, after ending the present ones. Returns it, or 0 if the pool is busy
@@ -162,13 +165,20 @@ int qgemm_threads(int count) {
     return helpers + 1;
 }
 
+// Lets jobs run on the threads of an OpenMP runtime, by its GOMP_parallel and omp_get_max_threads; null: by none.
+void qgemm_use_openmp(void* parallel, void* max_threads) {
+    openmp.max_threads = (int (*)(void))max_threads;
+    atomic_store(&openmp.parallel, (void (*)(void (*)(void*), void*, unsigned, unsigned))parallel);
+}
+
 // Resets the pool in the child of a fork, where only the forking thread exists; the next job starts new threads.
 void qgemm_after_fork(void) {
-    pthread_mutex_init(&pool.lock, 0);
-    pthread_cond_init(&pool.wake, 0);
+    reset_waiting();
+    atomic_store(&openmp.parallel, 0);  // a region of libgomp would wait for threads of the parent
     pool.helpers = 0;
     atomic_store(&pool.open, 0), atomic_store(&pool.inside, 0);
     atomic_store(&pool.busy, 0), atomic_store(&pool.stop, 0), atomic_store(&pool.sleeping, 0);
 }
 
 #include "multiply.h"
+#include "replay.h"

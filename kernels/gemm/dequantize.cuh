@@ -1,17 +1,14 @@
-// Operand A of the tensor cores from levels of W: w = scale * level + minimum, in the type of x.
+// Operand A of the tensor cores from levels of W: w = scale * level + minimum, in half.
 #pragma once
 
 #include "fragment.cuh"
 
 namespace qgemm {
 
-// Scale and minimum of a group of weights in rows g (r 0) and g + 8 (r 1). Without MINIMUM, w = scale * level.
-template <class T, bool MINIMUM>
-struct GroupScale;
-
-// Levels are exact in half. Scale, minimum and weight are each rounded once.
+// Scale and minimum of a group of weights in rows g (r 0) and g + 8 (r 1). Without MINIMUM, w = scale * level. Levels
+// are exact in half. Scale, minimum and weight are each rounded once.
 template <bool MINIMUM>
-struct GroupScale<half, MINIMUM> {
+struct GroupScale {
     half2 scale, minimum;
 
     GroupScale() = default;
@@ -24,24 +21,9 @@ struct GroupScale<half, MINIMUM> {
     }
 };
 
-// Weights are computed in float and rounded to bf16 once.
-template <bool MINIMUM>
-struct GroupScale<bf16, MINIMUM> {
-    float2 scale, minimum;
-
-    GroupScale() = default;
-    __device__ GroupScale(float2 d, float2 m) : scale(d), minimum(m) {}
-    __device__ u32 weights(half2 levels, int r) const {
-        const float2 q = __half22float2(levels);
-        const float d = r ? scale.y : scale.x, m = !MINIMUM ? 0.0f : r ? minimum.y : minimum.x;
-        const __nv_bfloat162 w = __floats2bfloat162_rn(q.x * d + m, q.y * d + m);
-        return *reinterpret_cast<const u32*>(&w);
-    }
-};
-
 // Operand A of a step: the lane's eight weights.
-template <class T, bool MINIMUM>
-__device__ inline Fragment dequantize(const Fragment& levels, const GroupScale<T, MINIMUM>& group) {
+template <bool MINIMUM>
+__device__ inline Fragment dequantize(const Fragment& levels, const GroupScale<MINIMUM>& group) {
     Fragment a;
 #pragma unroll
     for (int i = 0; i < 4; ++i) a.a[i] = as_half2(group.weights(levels.a[i], i % 2));
@@ -50,12 +32,9 @@ __device__ inline Fragment dequantize(const Fragment& levels, const GroupScale<T
 
 // Broadcasts a value of lane `lane` of the quad: a pair of rows, or a GroupScale. HAS_MINIMUM: its minimum as well.
 __device__ inline half2 shfl_quad(half2 pair, int lane) { return __shfl_sync(~0u, pair, lane, 4); }
-__device__ inline float2 shfl_quad(float2 pair, int lane) {
-    return {__shfl_sync(~0u, pair.x, lane, 4), __shfl_sync(~0u, pair.y, lane, 4)};
-}
-template <bool HAS_MINIMUM, class T, bool MINIMUM>
-__device__ inline GroupScale<T, MINIMUM> shfl_quad(const GroupScale<T, MINIMUM>& group, int lane) {
-    GroupScale<T, MINIMUM> result;
+template <bool HAS_MINIMUM, bool MINIMUM>
+__device__ inline GroupScale<MINIMUM> shfl_quad(const GroupScale<MINIMUM>& group, int lane) {
+    GroupScale<MINIMUM> result;
     result.scale = shfl_quad(group.scale, lane);
     if constexpr (HAS_MINIMUM) result.minimum = shfl_quad(group.minimum, lane);
     return result;

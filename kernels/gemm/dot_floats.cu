@@ -1,5 +1,5 @@
-// dot_floats: products by W [E, n, k] of floats, each token by the experts of its ids [T, top_k]; without ids by the one
-// matrix W [n, k].
+// dot_floats: products by W [E, n, k] of floats, each token by the experts of its ids [T, top_k]; without ids by the
+// one matrix W [n, k].
 //
 //   y [T, top_k, n] = (x @ W[ids].T + bias[ids]) * weights, x [T, k] or [T, top_k, k]; weights: of the router, or none.
 //   A residual is added before that or, with a gate, multiplies as of gemm/epilogue.cuh.

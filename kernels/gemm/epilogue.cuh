@@ -97,7 +97,7 @@ struct Epilogue : EpilogueArguments {
         store_as(arrays.y, types.y, token + row, added(token, row, sum));
     }
     // Whether four outputs of a token, from a row that is a multiple of four, may be stored together. A gate is
-    // excluded: for kernels that call this, gate_products.cu applies it.
+    // excluded: for kernels that call this, add_epilogue.cu applies it.
     __device__ bool in_fours(i64 n) const {
         const i64 addresses = reinterpret_cast<i64>(arrays.y) | reinterpret_cast<i64>(arrays.bias) |
                               reinterpret_cast<i64>(arrays.residual);

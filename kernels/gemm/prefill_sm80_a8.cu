@@ -132,5 +132,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     Prefill::WarpAcc acc = {};
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord);
     if (split_k > 1 && !SplitKReduction<Prefill>{partials, counters, split_k}.reduce(acc, p)) return;
-    reduce_and_store(acc, smem.reduce(), y, p, coord, ACTIVATION_UNIT);
+    reduce_and_store(acc, smem.reduce(), y, p, coord, [](int) { return ACTIVATION_UNIT; });
 }

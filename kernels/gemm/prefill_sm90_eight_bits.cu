@@ -29,5 +29,5 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     const Problem<Prefill> problem = {{extent.k_blocks}, n, k, m, extent.row_tiles, stream_k};
     const QuantizeXByCta<Prefill> raw(raw_x, x_type, x_queue, x_rows, k, m);
     run_prefill<Prefill>(smem_address<Prefill>(bytes), problem, EightBitX<Prefill>{&x, x_scales, x_rows, raw}, tiles,
-                         nullptr, workspace, StoreDense<Prefill>{epilogue});
+                         nullptr, workspace, StoreDense<Prefill>{epilogue, {}});
 }

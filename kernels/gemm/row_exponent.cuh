@@ -1,26 +1,21 @@
 // RowExponent: an exponent e for each row of W that brings its weights into the range of half. Scales and minimums are
 // multiplied by 2^-e as they are loaded, accumulators by 2^e at the end. See qgemm/cuda/layout/row_scale.py.
 //
-// Config: TileConfig with In (half, bf16), ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX.
+// Config: TileConfig with ROW_SCALE_LEVEL, ROW_SCALE_HEADROOM, ROW_SCALE_MIN, ROW_SCALE_MAX.
 #pragma once
 
 #include "dequantize.cuh"
 
 namespace qgemm {
 
-template <class T>
-constexpr bool IS_HALF = false;
-template <>
-constexpr bool IS_HALF<half> = true;
-
 // Whether one multiply-add turns a code into a weight, straight from the bits masked out of its word. It requires
 // scales that are exact as a half or as a product of two halves: the scale absorbs the power of two that the masked
 // code lacks, the minimum absorbs the code of level 0.
 template <class Config>
-constexpr bool ONE_FMA = IS_HALF<typename Config::In> && Config::TileFormat::SCALE_FACTORS > 0;
+constexpr bool ONE_FMA = Config::TileFormat::SCALE_FACTORS > 0;
 
 template <class Config>
-using ScaleOf = GroupScale<typename Config::In, ONE_FMA<Config> || Config::TileFormat::HAS_MINIMUM>;
+using ScaleOf = GroupScale<ONE_FMA<Config> || Config::TileFormat::HAS_MINIMUM>;
 
 // Codes as halves -> levels times 2^ROW_SCALE_LEVEL, exactly. The codes of rows g + 8 are HIGH_ROW_SHIFT bits higher.
 // Codes that already are levels, and codes of ONE_FMA, are unchanged.

@@ -6,7 +6,7 @@
 // Pipeline and mainloop are those of prefill_sm80. A CTA computes a tile of y: a token tile of one expert by ROWS
 // rows of W. The grid has a CTA for the largest possible number of tiles. CTAs beyond the actual number, which only the
 // device knows, exit at once.
-// Config: see sm80/config.cuh; In: half, bf16; GATED, GATE (a GateCode).
+// Config: see sm80/config.cuh; In: half; GATED, GATE (a GateCode).
 #include "gemm/epilogue.cuh"
 #include "gemm/sm80/a16.cuh"
 #include "gemm/sm80/reduce.cuh"
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     const ExpertTile p(product, map.coord(blockIdx.x));
     const WarpCoord<Prefill> coord;
     WeightLoader<Prefill> w_loader(stages[0].weights, static_cast<const Prefill::Tile*>(product.tiles[0]), p);
-    XLoader<Prefill> x_loader(stages[0].x, static_cast<const Prefill::In*>(product.x), p);
+    XLoader<Prefill> x_loader(stages[0].x, static_cast<const Prefill::In*>(product.x), product.x_pitch, p);
     fill_stages(w_loader, x_loader, sizeof(stages[0]),
                 [] { share_table<Format, half, Prefill::THREADS>(Format::CODE_EXPONENT); });
 
@@ -68,10 +68,11 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     mainloop<Prefill>(acc, stages, w_loader, x_loader, p, coord, product.factor);
     const EpilogueArguments& epilogue = product.epilogue;
     reduce<ROWS>(acc, smem.reduce(), p, coord, [&](int token, int row, auto total) {
-        float value = product.unit * total(row);
+        const float unit = product.unit * x_factor(product.x, product.x_pitch, p.k, p.first_token + token);
+        float value = unit * total(row);
         if constexpr (Config::GATED)
             value = gated<logistic_16>(Config::GATE, value + p.bias(0, p.first_row + row),
-                                       product.unit * total(ROWS + row) + p.bias(1, p.first_row + row));
+                                       unit * total(ROWS + row) + p.bias(1, p.first_row + row));
         store_as(epilogue.arrays.y, epilogue.types.y, (p.first_token + token) * p.n + p.first_row + row, value);
     });
 }

@@ -6,10 +6,10 @@
 
 namespace qgemm {
 
-// acc += a (64 x 16) @ b (16 x N) for T half or bf16. A lane's acc: rows g (acc[4 i], acc[4 i + 1]) and g + 8 of its
+// acc += a (64 x 16) @ b (16 x N) of halves. A lane's acc: rows g (acc[4 i], acc[4 i + 1]) and g + 8 of its
 // warp's 16 rows, columns 8 i + 2 t and 8 i + 2 t + 1. Each N is a separate instruction with N / 2 registers for acc:
 // qgemm/cuda/jit/wgmma_codegen.py generates wgmma_shapes.cuh.
-template <class T, int N>
+template <int N>
 __device__ void wgmma(float (&acc)[N / 2], const u32 (&a)[4], unsigned long long b);
 
 // Descriptor of operand B: rows of 64 columns of 16 bits in shared memory, aligned to 1024 bytes, in the 128-byte

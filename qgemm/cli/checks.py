@@ -184,6 +184,8 @@ CHECKS = (Finite, Decode, ProductA16, ProductA8)
 
 def checks_of(tensor: Tensor) -> list[Check | Cell]:
     """One entry for each of CHECKS: the check, or a cell that says why it does not apply."""
+    if 0 in tensor.shape:
+        return [Cell("empty")] * len(CHECKS)
     fmt, (_, k) = tensor.format, as_matrix(tensor)
     shape = *tensor.shape[:-1], fmt.blocks_in(tensor.shape[-1])
     checks: list[Check | Cell] = [Finite(fmt, shape) if has_numbers(fmt) else Cell(NO_CODEC)]
@@ -212,6 +214,8 @@ def against(tensor: Tensor, weight: Weight | None, tolerance: float) -> tuple[Ce
 
 def look(tensor: Tensor, checks: list[Check], progress: Progress) -> None:
     """Show every tile of a tensor to every check."""
+    if not checks:
+        return
     fmt, (rows, k) = tensor.format, as_matrix(tensor)
     width, step = fmt.blocks_in(k), max(1, PIECE // k)
     for start in range(0, rows, step):

@@ -78,20 +78,24 @@ def random_tokens(m: int, k: int, seed: int) -> NDArray[np.float32]:
 
 
 class Progress:
-    """A bar of bytes on stderr for work longer than a second; nothing if stderr is no terminal."""
+    """A bar of bytes, or of another unit, on stderr for work longer than a second, with the time that is left.
 
-    def __init__(self, title: str, total: int) -> None:
+    Nothing is printed if stderr is no terminal.
+    """
+
+    def __init__(self, title: str, total: int, unit: str = "B") -> None:
         from tqdm import tqdm
 
         self._lock = new_lock()
+        scaled = unit == "B"
         self._bar: tqdm[NoReturn] = tqdm(
-            desc=title, total=total, unit="B", unit_scale=True, unit_divisor=1024, delay=1, disable=None, leave=False
+            desc=title, total=total, unit=unit, unit_scale=scaled, unit_divisor=1024, delay=1, disable=None, leave=False
         )
 
-    def advance(self, nbytes: int) -> None:
-        """Count `nbytes` more as done; from any thread."""
+    def advance(self, amount: int) -> None:
+        """Count `amount` more as done; from any thread."""
         with self._lock:
-            self._bar.update(nbytes)
+            self._bar.update(amount)
 
     def __enter__(self) -> Progress:
         return self

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from qgemm.codec.format import Format
 from qgemm.codec.search import searched
 from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
@@ -16,12 +17,23 @@ from qgemm.converter.mixture import FILE_TYPES, MIXTURES
 from qgemm.converter.plot import check_plot, plot
 from qgemm.converter.report import document, table, totals
 from qgemm.converter.rules import OUTPUT, Ends, Options, parse_override
+from qgemm.converter.sizes import (
+    OBJECTIVES,
+    check_recipe,
+    check_size,
+    plan_size,
+    read_recipe,
+    recipe_text,
+    with_recipe,
+)
 from qgemm.converter.targets import is_gguf_path
 from qgemm.converter.tensor_names import parse_rename
 from qgemm.converter.type_names import SYNONYMS, format_and_mixture, one_format
+from qgemm.converter.weight import Source
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file
 from qgemm.files.imatrix import read_imatrix
+from qgemm.files.imatrix_sums import read_sensitivities
 from qgemm.files.outputs import check_output
 from qgemm.files.paths import PathLike
 from qgemm.formats import FORMATS
@@ -51,7 +63,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """SRC DST TYPE, and options for types, errors and reports."""
     parser.add_argument("source", metavar="SRC", help="the weights to convert")
     parser.add_argument("target", metavar="DST", help="the file to write")
-    parser.add_argument("type", metavar="TYPE", help="a format, or a file type of llama-quantize, e.g. q4_k_m")
+    parser.add_argument(
+        "type", metavar="TYPE", nargs="?", help="a format, or a file type of llama-quantize, e.g. q4_k_m"
+    )
+    parser.add_argument(
+        "--size", metavar="SIZE",
+        help="in place of TYPE: the types that lose least within 4.25bpw (bits per weight), 12GiB (the file), or the "
+        "size of a file type (q4_k_m)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--objective", choices=OBJECTIVES,
+        help="of --size: the relative error of products, or the expected KL divergence (default: kl if --imatrix has "
+        "sensitivities, which `qgemm imatrix --sensitivity` measures)",
+    )  # fmt: skip
+    parser.add_argument("--types", metavar="TYPE,...", type=type_names, default=[], help="candidates of --size")
+    parser.add_argument(
+        "--recipe", metavar="FILE",
+        help="with --size: also write the types as text, NAME = TYPE; without it and without TYPE: read them",
+    )  # fmt: skip
     parser.add_argument(
         "--tensor-type", metavar="REGEX=TYPE", action="append", default=[],
         help="another format for tensors whose name matches REGEX; repeatable, the first match wins",
@@ -115,8 +144,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, then print a line for each tensor."""
     check_order(args)
+    check_types(args)
     try:
-        default, mixture = format_and_mixture(args.type)
+        default, mixture = format_and_mixture(args.type or "f16")
         ends = [
             None if name is None else one_format(name) for name in (args.token_embedding_type, args.output_tensor_type)
         ]
@@ -148,6 +178,8 @@ def run(args: argparse.Namespace) -> int:
         files = [*source.files, args.target]
         notes: list[str] = []
         check_outputs(args, files)  # now, not after an hour of work
+        if args.type is None:
+            options = with_chosen_types(args, source, options)
         lines = convert(
             source,
             args.target,
@@ -161,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
             note=notes.append,
         )
         nbytes = source.nbytes
-    kind = (options.mixture or options.type.name).upper()
+    kind = args.size or args.recipe or (options.mixture or options.type.name).upper()
     text = document(json_text(args.source), json_text(args.target), kind, lines, nbytes, notes)
     print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes, notes)]), sep="\n")
     check_outputs(args, files)  # some of them exist only now
@@ -172,8 +204,62 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def type_names(text: str) -> list[Format]:
+    """An argument: formats separated by commas."""
+    try:
+        return [one_format(name) for name in text.split(",")]
+    except QgemmError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def check_types(args: argparse.Namespace) -> None:
+    """Refuse a command without types, or with two sources of types."""
+    if (args.type is None) == (args.size is None and args.recipe is None):
+        raise UsageError("the types come from one of TYPE, --size and --recipe")
+    if args.size is None and (args.objective or args.types):
+        raise UsageError("--objective and --types are for --size")
+    if args.type is None and (args.pure or args.layout or not is_gguf_path(args.target)):
+        raise UsageError(
+            "--size and --recipe give each tensor of a .gguf file its type; --pure and --layout do not fit"
+        )
+    if args.size is not None:
+        try:
+            check_size(args.size)
+        except QgemmError as error:
+            raise UsageError(f"--size: {error}") from None
+
+
+def with_chosen_types(args: argparse.Namespace, source: Source, options: Options) -> Options:
+    """The options with the types of --recipe, or of --size: these are measured, printed, and written to --recipe."""
+    if args.size is None:
+        recipe = read_recipe(args.recipe)
+        check_recipe(source, options, recipe, args.recipe)
+        return with_recipe(options, recipe)
+    sensitivities = None if args.imatrix is None else read_sensitivities(args.imatrix)
+    with Progress("measure", 100, unit="%") as progress:
+        percent = 0
+
+        def advance(done: int, total: int) -> None:
+            nonlocal percent
+            progress.advance(100 * done // total - percent)
+            percent = 100 * done // total
+
+        size_plan = plan_size(
+            source, options, args.size, types=args.types, objective=args.objective or "", sensitivities=sensitivities,
+            threads=args.threads, progress=advance,
+        )  # fmt: skip
+    if not args.json:
+        print(size_plan.text, "", sep="\n")
+    if args.recipe is not None:
+        title = f"--size {args.size}, {len(size_plan.recipe)} tensors"
+        write_file(args.recipe, recipe_text(size_plan.recipe, title).encode())
+    return size_plan.options(options)
+
+
 def check_order(args: argparse.Namespace) -> None:
     """Refuse SRC DST TYPE in another order; the message has the command in the right order."""
+    if args.type is None:
+        return
     words = [args.source, args.target, args.type]
     types = [word for word in words if word.lower() in (*FORMATS, *FILE_TYPES, *SYNONYMS)]
     if args.type not in types and len(types) == 1:
@@ -189,6 +275,8 @@ def check_outputs(args: argparse.Namespace, files: Sequence[PathLike]) -> None:
     if args.plot is not None:
         check_plot(args.plot)
         check_output(args.plot, [*files, *as_list(args.report)])
+    if args.recipe is not None and args.size is not None:
+        check_output(args.recipe, [*files, *as_list(args.report), *as_list(args.plot)])
 
 
 def as_list(path: PathLike | None) -> list[PathLike]:

@@ -18,16 +18,19 @@ from qgemm.backend import backends
 from qgemm.text import filled, printable, terminal_width
 from qgemm.version import __version__
 
-from . import bench, convert, info, matmul, prepare, routes, verify
+from . import bench, compare, convert, imatrix, info, matmul, prepare, routes, tune, verify
 from .common import UsageError
 from .info import backend_lines
 
 COMMANDS = (
     info.COMMAND,
     convert.COMMAND,
+    imatrix.COMMAND,
     verify.COMMAND,
+    compare.COMMAND,
     matmul.COMMAND,
     prepare.COMMAND,
+    tune.COMMAND,
     routes.COMMAND,
     bench.COMMAND,
 )

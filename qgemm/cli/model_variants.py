@@ -76,7 +76,12 @@ def graph_sample(model: Any, ids: Any, steps: int) -> Sample:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         token.copy_(step(model, token, cache))
-    return replays(graph.replay, ids, steps)
+
+    def next_token() -> tuple[Any, Any]:
+        graph.replay()
+        return cache, token  # whose memory the graph has by address: this function keeps it allocated
+
+    return replays(next_token, ids, steps)
 
 
 def compile_sample(model: Any, ids: Any, steps: int) -> Sample:

@@ -33,7 +33,8 @@ Check that a .gguf file is sound and that this library computes correct products
   a8 err/bound   in parts); up to 1 they are within the error of float32 sums
   RMS to OTHER   relative RMS difference to the tensor of the same name in OTHER
 
-With --against a second table shows how each tensor of OTHER was converted, as `qgemm convert` does.
+With --against a second table shows how each tensor of OTHER was converted, as `qgemm convert` does; `qgemm compare`
+shows how much the predictions of the model changed.
 The structure of the file is checked by opening it. Exit code 1 if anything fails."""
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from qgemm.codec.format import Blocks, Format
-from qgemm.cuda.layout.tile import ROWS
-from qgemm.cuda.tensor import DeviceTensor
-from qgemm.cuda.upload import empty_tiles, split
+from qgemm.cuda.copies import repeated, repeated_rows
+
+__all__ = ["random_blocks", "repeated", "repeated_rows"]
 
 
 def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Blocks:
@@ -31,23 +29,3 @@ def random_blocks(fmt: Format, n: int, k: int, rng: np.random.Generator) -> Bloc
     if fmt.scatter_scale is not None:
         fmt.scatter_scale(blocks, rng.uniform(0.002, 0.01, blocks.shape).astype(np.float16))
     return blocks
-
-
-def repeated_rows(base: DeviceTensor, shape: tuple[int, int], shift: int) -> DeviceTensor:
-    """A matrix [N, K] of this shape that repeats the rows of `base`, starting from row_block `shift`."""
-    if base.row_absmax is None:
-        return DeviceTensor(base.format, shape, repeated(base.data, shape[0] // len(base.data), shift))
-    fmt, (n, k), library = base.format, shape, base.library
-    memory = empty_tiles(fmt, n, fmt.blocks_in(k), library, base.device)
-    data, row_absmax = split(fmt, memory, n, k, library)
-    times = -(-len(data) // len(base.data))
-    data[...] = repeated(base.data, times, shift)[: len(data)]
-    row_absmax[...] = repeated(base.row_absmax.reshape(-1, ROWS), times, shift)[: len(data)].reshape(-1)
-    return DeviceTensor(base.format, shape, data, row_absmax)
-
-
-def repeated(base: Any, times: int, shift: int) -> Any:
-    """An array `times` as long along its first axis: the entries of `base` in turn, starting from entry `shift`."""
-    import cupy
-
-    return cupy.take(base, (cupy.arange(times * len(base)) + shift) % len(base), axis=0)

@@ -67,16 +67,35 @@ def a8_exact(
     levels_first: bool = False,
     partial_dots: bool = False,
 ) -> tuple[Doubles, Doubles]:
-    """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version.
+    """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version: see `a8_terms`.
+
+    Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
+    integer dot product sumi. A group of 16 has no sum sa of its own: dw * da * sumi + mw * da * sum(q), sumi being of
+    codes - zero. Then a sum over all blocks or groups.
+    """
+    parts, size = a8_terms(x, fmt, w, place, levels_first, partial_dots)
+    return sum(part.sum(axis=0) for part in parts), a8_bound(size)
+
+
+def a8_bound(size: Doubles) -> Doubles:
+    """The bound of a8_exact from the magnitudes of each group's terms [groups, M, N]."""
+    return _bound(len(size) + 6, size.sum(axis=0), UNIT)
+
+
+def a8_terms(
+    x: Blocks,
+    fmt: Format,
+    w: Blocks,
+    place: Callable[[NDArray[Any]], Any] = np.asarray,
+    levels_first: bool = False,
+    partial_dots: bool = False,
+) -> tuple[list[Doubles], Doubles]:
+    """The terms of `a8_exact` from dots, zeros and minimums [groups, M, N] each, and the magnitude of each group's.
 
     x: blocks of qgemm/codec/q8_1_f32.py, or of q8_1. place: cupy.asarray to multiply on a GPU and to return arrays
     there. levels_first: for kernels whose integer dots use codes - zero (TileLayout.bytes_are_levels). partial_dots:
     for kernels that scale the integer dots of parts of a group and add them in float32 (kernels/cpu/lane_rows.h): where
     parts cancel, the group's sum is zero but its error is not.
-
-    Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
-    integer dot product sumi. A group of 16 has no sum sa of its own: dw * da * sumi + mw * da * sum(q), sumi being of
-    codes - zero. Then a sum over all blocks or groups.
     """
     n, (m, sums) = len(w), x.shape
     width = min(fmt.group, x.dtype["qs"].itemsize)
@@ -95,15 +114,13 @@ def a8_exact(
         with np.errstate(invalid="ignore"):
             sa = da * q.sum(axis=2, keepdims=True)
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
-        scaled = da * (q @ codes)  # [groups, M, N]
-        correction = zero * sa if zero.any() else 0.0  # a sum sa may be infinite
-        y = dw * (scaled - correction)
-        dots = da * (np.abs(q) @ np.abs(codes)) if partial_dots else scaled
-        size = np.abs(dw) * (np.abs(dots) + np.abs(correction))
+        parts = [dw * (da * (q @ codes))]  # [groups, M, N]
+        size = abs(dw * (da * (abs(q) @ abs(codes)))) if partial_dots else abs(parts[0])
+        if zero.any():  # else 0 times a sum sa, which may be infinite
+            parts.append(-dw * (zero * sa))
         if levels.minimum is not None:
-            shift = place(_by_group(levels.minimum, n, shared)) * sa
-            y, size = y + shift, size + np.abs(shift)
-        return y.sum(axis=0), _bound(len(q) + 6, size.sum(axis=0), UNIT)
+            parts.append(place(_by_group(levels.minimum, n, shared)) * sa)
+        return parts, sum((abs(part) for part in parts[1:]), size)
 
 
 def a8_g256_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
@@ -111,16 +128,28 @@ def a8_g256_exact(x: Blocks, w: EightBits) -> tuple[Doubles, Doubles]:
 
     The float32 version has two roundings per group of columns, none in the integer sum, then a sum over groups.
     """
-    m, k = len(x), w.codes.shape[1]
+    terms = a8_g256_terms(x, w)
+    with np.errstate(invalid="ignore"):  # scales may be NaN: they are data
+        return terms.sum(axis=0), a8_g256_bound(terms)
+
+
+def a8_g256_bound(terms: Doubles) -> Doubles:
+    """The bound of a8_g256_exact from its terms."""
+    return _bound(len(terms) + 3, abs(terms).sum(axis=0))
+
+
+def a8_g256_terms(x: Blocks, w: EightBits) -> Doubles:
+    """The terms of `a8_g256_exact`, one a group of columns. [groups, M, N]"""
+    (m, n), k = (len(x), len(w.codes)), w.codes.shape[1]
     q, d = x["qs"].reshape(m, k).astype(np.float64), x["d"].astype(np.float64)
-    y, size = np.zeros((2, m, len(w.codes)))
-    for first in range(0, k, GROUP):
+    terms = np.zeros((-(-k // GROUP), m, n))
+    for group, term in enumerate(terms):
+        first = group * GROUP
         columns = slice(first, first + GROUP)
         sums = q[:, columns] @ w.codes[:, columns].T.astype(np.float64)
         with np.errstate(invalid="ignore"):  # scales may be NaN: they are data
-            scale = d[:, first // x["qs"].shape[2], None] * w.scale[:, first // COLUMNS].astype(np.float64)
-            y, size = y + scale * sums, size + np.abs(scale * sums)
-    return y, _bound(-(-k // GROUP) + 3, size)
+            term[:] = d[:, first // x["qs"].shape[2], None] * w.scale[:, first // COLUMNS].astype(np.float64) * sums
+    return terms
 
 
 def e4m3_exact(x: Blocks, w: E4m3Weights) -> tuple[Doubles, Doubles]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,6 +35,13 @@ FITTED = 1 << 16  # the same for slower encoders, which search scales
 CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time; shorter slices wait for the interpreter lock
 
 
+class DeviceForm(NamedTuple):
+    """Another format that has kernels, and a function from blocks [n] to blocks [n * m] of it with the same weights."""
+
+    format: Format
+    convert: Callable[[Blocks], Blocks]
+
+
 @dataclass(frozen=True, eq=False)
 class Format:
     """One block format: `weights` consecutive weights of a row, packed in one element of `dtype`.
@@ -52,6 +59,7 @@ class Format:
     scattered_scale, scatter_scale: blocks [...] -> their float16 scale [...], where its bits lie in several fields;
     (blocks, scale) writes it into them.
     zero_field: the field with a zero of each group, an integer or a float16; "" if there is none.
+    device: the format in which a GPU holds the weights of a format without a tile; None if there is none.
     family: the header of kernels/codes/ that formats of one function share; "" for a format with a header of its own.
     declared_max_level: `max_level` where it does not follow from codes or codebook; else 0.
     e4m3: whether scales are powers of two and levels are numbers of codec/e4m3.py, so that products with scales are
@@ -74,6 +82,7 @@ class Format:
     scattered_scale: Callable[[Blocks], NDArray[np.float16]] | None = None
     scatter_scale: Callable[[Blocks, NDArray[np.float16]], None] | None = None
     zero_field: str = ""
+    device: DeviceForm | None = None
     family: str = ""
     declared_max_level: float = 0
     e4m3: bool = False
@@ -153,6 +162,11 @@ class Format:
     def needs_table(self) -> bool:
         """Whether kernels look levels up in a table filled from the tensor's codebook of floats."""
         return self.codebook is not None and not self.integer
+
+    @property
+    def on_device(self) -> Format:
+        """The format in which a GPU holds these weights: itself, unless it has a device form."""
+        return self if self.device is None else self.device.format
 
     @property
     def tiled(self) -> bool:

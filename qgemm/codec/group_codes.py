@@ -63,7 +63,7 @@ def unpack_codes(blocks: Blocks, bits: int, weights: int) -> Bytes:
     """The inverse of `pack_codes`: [n, weights]."""
     codes, shift = np.zeros((0, weights), np.uint8), 0
     for name, part in FIELDS[bits].items():
-        packed = as_bytes(blocks[name]).reshape(len(blocks), -1)
+        packed = as_bytes(blocks[name]).reshape(len(blocks), blocks.dtype[name].itemsize)
         if part == 1:
             of_field = np.unpackbits(packed, axis=1, bitorder="little")
         elif packed.shape[1] % 8 == 0 and part < 8:

@@ -28,7 +28,7 @@ def unpack_nibbles(packed: Bytes) -> Bytes:
     for j in range(words.shape[1]):  # eight bytes at a time, column by column: 2x faster than short rows
         np.bitwise_and(words[:, j], low, out=codes[:, 0, j])
         np.bitwise_and(words[:, j] >> np.uint64(4), low, out=codes[:, 1, j])
-    return codes.view(np.uint8).reshape(len(words), -1)
+    return codes.view(np.uint8).reshape(len(words), 16 * words.shape[1])
 
 
 def pack_nibbles(codes: Bytes) -> Bytes:
@@ -59,12 +59,12 @@ def unpack_planes(packed: Bytes, bits: int) -> Bytes:
     words = np.ascontiguousarray(packed).view(np.uint64)  # the mask clears bits that a shift moved into the next byte
     shifts = np.arange(0, 8, bits, dtype=np.uint64)
     codes = words[:, None] >> shifts[:, None] & np.uint64((2**bits - 1) * 0x0101010101010101)
-    return codes.view(np.uint8).reshape(len(packed), -1)
+    return codes.view(np.uint8).reshape(len(packed), packed.shape[1] * (8 // bits))
 
 
 def pack_planes(codes: Bytes, bits: int) -> Bytes:
     """Codes [n, 8 b / bits] below 2^bits -> packed [n, b]; the inverse of `unpack_planes`, for any b."""
-    planes = codes.reshape(len(codes), 8 // bits, -1)
+    planes = codes.reshape(len(codes), 8 // bits, codes.shape[1] * bits // 8)
     packed = planes[:, 0].copy()
     for i in range(1, planes.shape[1]):
         packed |= planes[:, i] << np.uint8(bits * i)

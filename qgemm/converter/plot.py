@@ -1,9 +1,10 @@
-"""The report as a picture: error and bits per weight of each tensor."""
+"""Pictures: error and bits per weight of each tensor of a report, KL divergence over the size of files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
+from os.path import basename
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from qgemm.version import pip_install
 from .report import Line
 
 TENSORS_AN_INCH = 12
+MIB = 1 << 20
 
 
 def figure_type() -> Any:
@@ -46,6 +48,24 @@ def plot(path: Path, lines: Sequence[Line]) -> bytes:
     bits.set_xlabel("tensor, in the file's order")
     bits.set_ylim(bottom=0)
     errors.legend()
+    return _saved(figure, path)
+
+
+def plot_sizes(path: Path, points: Sequence[tuple[str, int, float]]) -> bytes:
+    """KL divergence over size: points are (label, bytes, divergence)."""
+    figure = figure_type()(figsize=(8, 6), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([size / MIB for _, size, _ in points], [divergence for *_, divergence in points], "o")
+    for label, size, divergence in points:
+        axes.annotate(basename(label), (size / MIB, divergence), xytext=(5, 5), textcoords="offset points")
+    axes.set_xlabel("size of the tensors in MiB")
+    axes.set_ylabel("mean KL divergence in nats")
+    if all(divergence > 0 for *_, divergence in points):
+        axes.set_yscale("log")
+    return _saved(figure, path)
+
+
+def _saved(figure: Any, path: Path) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format=_kind(path))
     return buffer.getvalue()

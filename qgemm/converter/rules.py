@@ -109,6 +109,7 @@ class Options(NamedTuple):
     keep_split: bool = False  # one file per shard of the source
     ends: Ends = Ends()
     layout: str = ""  # layout of the checkpoint to write: awq, gptq, compressed-tensors
+    recipe: Mapping[str, Format] = MappingProxyType({})  # types by tensor name, for tensors that nothing else decides
 
 
 class Step(NamedTuple):
@@ -162,6 +163,24 @@ def plan(source: Source, options: Options) -> list[Step]:
             raise QgemmError(f"{shown_path(source.path)}: tensor {shown(weight.name)}: {reason}")
         steps.append(step._replace(importance=importance if searched(step.format) else None))
     return steps
+
+
+def free_weights(source: Source, options: Options) -> list[Weight]:
+    """The tensors whose type no rule and no other option decides."""
+    options = options._replace(overrides=[*_with_ends(source, options)])
+    rules = _rules(source)
+    return [weight for weight in source.weights.values() if _fixed_step(weight, options, rules) is None]
+
+
+def candidate_steps(weight: Weight, types: Sequence[Format], options: Options) -> list[Step]:
+    """The steps of a tensor that are possible in these types; F16, which needs no whole blocks, where there is none."""
+    steps = []
+    for fmt in types:
+        step = Step(weight, fmt)
+        importance = importance_of(weight, options.importance) if step.quantizes else None
+        if not (_refusal(step, options) or _importance_refusal(step, importance, options)):
+            steps.append(step._replace(importance=importance if searched(fmt) else None))
+    return steps or [Step(weight, F16)]
 
 
 def dimensions(shape: Sequence[int]) -> int:
@@ -283,6 +302,8 @@ def _step(weight: Weight, options: Options, head: str | None, rules: KeepRules, 
     fixed = _fixed_step(weight, options, rules)
     if fixed is not None:
         return fixed
+    if weight.name in options.recipe:
+        return Step(weight, options.recipe[weight.name])
     if weight.name in types:
         fmt = FORMATS[types[weight.name]]
         reason = options.mixture.upper()

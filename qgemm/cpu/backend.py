@@ -10,10 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from qgemm.arguments import Activation, Array, Weights, check_not_scalar
 from qgemm.arrays import as_numpy, like
-from qgemm.backend import PRODUCTS, Status
+from qgemm.backend import PRODUCTS, Status, Tuned
 from qgemm.codec import search
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, floats
+from qgemm.errors import UnsupportedError
 from qgemm.gating import gated_by
 from qgemm.parallel import threads
 from qgemm.tensor import Tensor
@@ -68,6 +69,10 @@ class CpuBackend:
     def gated(self, function: str, gate: Array, up: Array) -> Any:
         """y = function(gate) * up of two products."""
         return like(gate, gated_by(function, as_numpy(gate, "y"), as_numpy(up, "y")))
+
+    def tune(self, *_: object) -> Tuned:
+        """UnsupportedError: products on a CPU have no configs to choose from."""
+        raise UnsupportedError("only products on a GPU are tuned")
 
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
         """Nothing to check: the host holds tensors of any format and shape."""

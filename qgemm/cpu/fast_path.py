@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from qgemm.codec import q8_1_f32
 from qgemm.codec.float_types import DType, dtype_name
 from qgemm.tensor import Tensor
 
-from .native.calls import GATES, TARGETS, TYPES, Target
+from .native.calls import GATES, TARGETS, TYPES, Guard, Replay, Target
 from .native.library import reason
 from .native.pool import ready
 from .native.products import Operand, Operands, in_place, scratch, targets_of
@@ -39,7 +40,8 @@ class Library(NamedTuple):
 
     facts: all that a plan depends on, so that an array with equal facts can stand for another; None where C reads no
     such array. pointer: the address of the first number. strides: in bytes. type: its name. copy: to C order.
-    float32: to that type and C order. new: an output like another -> a call that makes such an array.
+    float32: to that type and C order. apart: to memory of its own, where NumPy would keep the array's. new: an output
+    like another -> a call that makes such an array.
     """
 
     facts: Callable[[Any], Any]
@@ -48,6 +50,7 @@ class Library(NamedTuple):
     type: Callable[[Any], str]
     copy: Callable[[Any], Any]
     float32: Callable[[Any], Any]
+    apart: Callable[[Any], Any]
     new: Callable[[Any], Callable[[], Any]]
 
 
@@ -68,61 +71,45 @@ class Plan:
     """The arguments of C for one kind of call.
 
     used: of each array, in order. outs: how many outputs the caller gives. new: makes each output where it gives none.
-    files: weights whose file is checked at each access, with the offset of their address. guards: pairs of arrays, an
-    output and another, that must not share memory; with a residual, whether it may be the output itself.
+    own_residuals: pairs of an output and a residual that may be the output itself.
     """
 
     def __init__(
         self, targets: Any, packed: int, memory: int, m: int, used: Sequence[Argument], outs: int,
         new: Sequence[Callable[[], Any]], weights: Sequence[Tensor], own_residuals: set[tuple[int, int]],
     ) -> None:  # fmt: skip
-        self.targets, self.packed, self.memory, self.m, self.used, self.new = targets, packed, memory, m, used, new
-        self.outs = outs
+        self.memory, self.used, self.new, self.outs = memory, used, new, outs
         self.converts = any(argument.convert for argument in used)
         self.pointers = [argument.pointer for argument in used]
-        self.masks = [argument.itemsize - 1 for argument in used]
-        size = ctypes.sizeof(Target)
-        self.files = [(i * size + Target.w.offset, w) for i, w in enumerate(weights) if not w.in_memory]
+        self.files = [w for w in weights if not w.in_memory]  # checked at each access
         self.weights = weights[1:]  # alive, since their ids are in the key
-        self.guards = [
-            (y, other, used[y].nbytes, used[other].nbytes, (y, other) in own_residuals)
+        offsets = [argument.offset for argument in used]
+        size = ctypes.sizeof(Target)
+        offsets += [i * size + Target.w.offset for i, w in enumerate(weights) if not w.in_memory]
+        count = len(offsets)
+        masks = [argument.itemsize - 1 for argument in used] + [0] * len(self.files)
+        guards = [
+            Guard(y, other, used[y].nbytes, used[other].nbytes, (y, other) in own_residuals)
             for y in range(1, 1 + outs)
             for other in (0, *range(y + 1, len(used)))
             if used[other].convert is None
         ]
-        self.free: list[tuple[Any, int, list[Any]]] = []  # arguments of C that no call uses now
+        numbers = ctypes.c_int64 * count
+        self.arrays = targets, numbers(*masks), numbers(*offsets), (Guard * len(guards))(*guards)
+        addresses = map(ctypes.addressof, self.arrays)
+        self.call = Replay(*addresses, len(targets), m, packed, count, len(guards))
+        self.address = ctypes.addressof(self.call)
+        self.packed_addresses = Struct(f"{count}N").pack
 
     def run(self, arrays: Sequence[Any]) -> bool:
         """Whether C could multiply these arrays in place, and did."""
         if self.converts:
             arrays = [a if use.convert is None else use.convert(a) for a, use in zip(arrays, self.used, strict=True)]
-        pointers = [pointer(array) for pointer, array in zip(self.pointers, arrays, strict=True)]
-        for pointer, mask in zip(pointers, self.masks, strict=True):
-            if pointer & mask:
-                return False
-        for y, other, size, other_size, may_be_same in self.guards:
-            distance = pointers[other] - pointers[y]
-            if -other_size < distance < size and not (may_be_same and not distance):
-                return False
-        try:
-            targets, address, fields = self.free.pop()
-        except IndexError:
-            targets, address, fields = self._arguments()
-        for field, pointer in zip(fields, pointers[1:], strict=True):
-            field.value = pointer
-        blocks = [w.blocks for _, w in self.files]
-        for (offset, _), memory in zip(self.files, blocks, strict=True):
-            ctypes.c_void_p.from_buffer(targets, offset).value = address_of(memory)
-        memory_of_x = scratch(self.memory)
-        ready().qgemm_multiply(address, len(targets), pointers[0], self.m, memory_of_x, memory_of_x + self.packed)
-        self.free.append((targets, address, fields))
-        return True
-
-    def _arguments(self) -> tuple[Any, int, list[Any]]:
-        """A copy of the arguments, its address, and the addresses of arrays in it."""
-        targets = type(self.targets).from_buffer_copy(self.targets)
-        fields = [ctypes.c_void_p.from_buffer(targets, argument.offset) for argument in self.used[1:]]
-        return targets, ctypes.addressof(targets), fields
+        addresses = [pointer(array) for pointer, array in zip(self.pointers, arrays)]  # noqa: B905 - strict is slow
+        if self.files:
+            addresses += [address_of(w.blocks) for w in self.files]
+        done: int = ready().qgemm_replay(self.address, self.packed_addresses(*addresses), scratch(self.memory))
+        return bool(done)
 
 
 def product(
@@ -139,10 +126,15 @@ def product(
         key, arrays = _key(x, (out,), added, (activation, dtype))
     ys = _planned(w, key, arrays)
     if ys is None:
-        request = one_product(w, bias, residual, out, gated)
-        ys = multiply(x, request, activation, dtype)
-        _remember(w, key, arrays, ys, request, activation)
+        ys = multiply(x, one_product(w, _apart(bias), residual, out, gated), activation, dtype)
+        _remember(w, key, arrays, ys, one_product(w, bias, residual, out, gated), activation)
     return ys[0]
+
+
+def _apart(bias: Any) -> Any:
+    """A bias for the slow path, which reads it by NumPy."""
+    library = None if bias is None else LIBRARIES.get(type(bias))
+    return bias if library is None else library.apart(bias)
 
 
 def products(
@@ -356,6 +348,7 @@ def _torch(torch: Any) -> Library:
         type=lambda x: str(x.dtype).removeprefix("torch."),
         copy=lambda x: x.detach().contiguous(),
         float32=lambda x: x.detach().float().contiguous(),
+        apart=lambda x: x.detach().clone(),  # NumPy would pin a storage that FSDP frees after each forward
         new=new,
     )  # fmt: skip
 
@@ -373,11 +366,12 @@ _NO_ARGUMENT = Argument(address_of, 0, 1, None, -1)
 LIBRARIES: dict[type, Library] = {
     np.ndarray: Library(
         facts=_numpy_facts, pointer=address_of, strides=lambda x: x.strides, type=_numpy_type,
-        copy=np.ascontiguousarray, float32=partial(np.ascontiguousarray, dtype=np.float32),
+        copy=np.ascontiguousarray, float32=partial(np.ascontiguousarray, dtype=np.float32), apart=lambda x: x,
         new=lambda y: partial(np.empty, y.shape, y.dtype),
     ),
     Tensor: Library(
         facts=_prepared_facts, pointer=lambda x: address_of(x.blocks), strides=lambda x: x.blocks.strides,
-        type=lambda x: "", copy=_copied, float32=_copied, new=lambda y: partial(np.empty, y.shape, y.dtype),
+        type=lambda x: "", copy=_copied, float32=_copied, apart=lambda x: x,
+        new=lambda y: partial(np.empty, y.shape, y.dtype),
     ),
 }  # fmt: skip

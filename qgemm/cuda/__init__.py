@@ -13,17 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from qgemm.arguments import Activation, Array, Weights
 from qgemm.arrays import like
-from qgemm.backend import PRODUCTS, Status
+from qgemm.backend import PRODUCTS, Status, Tuned
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import Blocks, Format, float_name
 from qgemm.errors import ShapeError
 from qgemm.tensor import Tensor
 
-from . import encode, planes, prepare
+from . import encode, planes, prepare, tuner, tuning
 from .activations import DeviceActivations, quantized
 from .call import experts, replay
 from .driver.device import require, status
-from .kernels.gate_products import gate_launch
+from .kernels.add_epilogue import gate_launch
 from .kernels.needed import ROWS
 from .libraries import current_device, default_library, on_device_of
 from .planes import Planes as Planes
@@ -71,7 +71,7 @@ class CudaBackend:
             y, up = library.empty(tuple(values.shape), "float32", device), library.wrap(up)
             if count := prod(values.shape):
                 launch = gate_launch(device, function, "float32", count)
-                launch(library.stream(device), *map(library.pointer, (values, up, y)))
+                launch(library.stream(device), library.pointer(up), library.pointer(y), 0, library.pointer(values))
         return like(gate, y)
 
     def preparation(
@@ -85,6 +85,14 @@ class CudaBackend:
         """Bytes in the layout of a file on a device -> weights there, in memory of the library of the bytes."""
         self.check_upload(fmt, shape, f"tensor {name}" if name else f"bytes of {fmt} {shape}")
         return packed_there(rows, fmt, shape, name)
+
+    def tune(
+        self, tensors: Sequence[Any], rows: Sequence[int] | None, activations: Sequence[str], dtypes: Sequence[str],
+        seconds: float, progress: bool | None,
+    ) -> Tuned:  # fmt: skip
+        """Configs of the current device's products, timed there."""
+        require("tuning")
+        return tuning.tune(tensors, tuner.ROWS if rows is None else rows, activations, dtypes, seconds, progress)
 
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
         """UnsupportedError without a GPU or for a format that no kernel reads, ShapeError for other shapes."""

@@ -14,6 +14,7 @@ from functools import partial
 
 from qgemm.packed import Packed
 
+from .driver.tuned import times_of
 from .jit.load import compiles
 from .kernels.needed import Key, needed
 from .kernels.routes import source_of
@@ -37,7 +38,7 @@ def tasks(
     keys = [
         (device, key)
         for device, weights in by_device.items()
-        for key in needed(weights, gpu(device).sm, gpu(device).sms, rows, activations, types)
+        for key in needed(weights, gpu(device).sm, gpu(device).sms, rows, activations, types, times_of(device))
     ]
     return [partial(_load, device, key) for device, key in sorted(keys, key=lambda pair: _slowest_first(pair[1]))]
 

@@ -10,11 +10,13 @@ import numpy as np
 from qgemm.codec.format import Format
 
 from .devices import facts
+from .times import Key, Timed, Times
 
 C_TYPES = {"float32": "float", "float16": "half", "bfloat16": "bf16"}  # NumPy's names -> the kernels'
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of each
 TYPES = tuple(C_TYPES.values())
 Q8_1 = "Activations"  # the kernels' name of x in Q8_1 blocks (qgemm/cuda/layout/q8_1_k_blocks.py)
+SCALED_ROWS = "ScaledRows"  # halves with a power of two for each row (qgemm/cuda/layout/scaled_rows.py)
 EIGHT_BITS = "signed char"  # the same of x in codes of eight bits (qgemm/cuda/layout/group_activations.py)
 TUNED_SMS = 132  # multiprocessors of the GPU that configs were measured on
 
@@ -68,6 +70,7 @@ class Problem(NamedTuple):
     kernel reads it. exponent: 2^-exponent brings all weights into the range of float16. sms: multiprocessors.
     gated: the first of two products is the gate of the second, and their joint result alone is stored.
     routed: how the m tokens meet experts, of which w is one; None for one matrix.
+    times: measured times of the GPU, which choose kernel and config where they have the product; None to predict.
     """
 
     format: Format
@@ -83,6 +86,7 @@ class Problem(NamedTuple):
     sms: int = TUNED_SMS
     gated: bool = False
     routed: Routed | None = None
+    times: Times | None = None
 
     def __str__(self) -> str:
         return f"{self.format} {self.activation} of {self.x} M={self.m} N={self.n} K={self.k} on sm_{self.sm}"
@@ -91,6 +95,16 @@ class Problem(NamedTuple):
     def out(self) -> str:
         """The kernels' name of the type of y, for kernels that compute one product."""
         return C_TYPES[self.outputs[0].y] if self.outputs else "float"
+
+    def timed(self) -> Timed | None:
+        """The measured times that serve this problem. x in codes may come from any type; the first that was timed."""
+        if self.times is None or self.routed is not None:
+            return None
+        for x in (self.x,) if self.x in TYPES else ("half", "bf16", "float"):
+            key = Key(self.format.name, self.activation, x, self.n, self.k, self.gated)
+            if (row := self.times.serving(key, self.m)) is not None:
+                return row
+        return None
 
 
 class Gpu(NamedTuple):

@@ -16,7 +16,7 @@ from qgemm.locks import cached_property
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
 
-from . import upload
+from . import devices, upload
 from .driver.cublas import Matrix
 from .kernels.panels import decode, plain_type
 from .layout import tile as tiles
@@ -202,6 +202,7 @@ def packed_there(rows: Any, fmt: Format, shape: tuple[int, ...], name: str) -> D
     with on_device_of(rows) as (raw, library, device):
         raw = raw if library.contiguous(raw) else library.copy(raw)
         if fmt.plain:
+            devices.synchronize(library.stream(device))  # kernels prefetch weights before they wait for their stream
             return over_memory(raw.reshape(-1), fmt, shape, name)
         memory = library.scratch(prod(shape[:-2]) * upload.tiles_nbytes(fmt, *shape[-2:]), device)()
         if prod(memory.shape):

@@ -81,7 +81,8 @@ def upload(fmt: Format, blocks: Blocks, library: Library, device: int, memory: A
 def upload_into(fmt: Format, blocks: Blocks, memory: Array, library: Library, device: int) -> None:
     """Blocks of a matrix, of experts or of plain numbers -> bytes on the device: those that its class holds."""
     if fmt.plain:
-        raw, pointer, stream = byte_rows(blocks), library.pointer(memory), library.stream(device)
+        raw, pointer = byte_rows(blocks.reshape(-1, blocks.shape[-1])), library.pointer(memory)
+        stream = library.stream(device)
 
         def send(stage: Stage, first: int, part: NDArray[np.uint8]) -> None:
             stage.send(part, pointer + first * raw.shape[1], stream)

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.errors import GGUFError
+from qgemm.system import system
 
 from .journal import remove_unfinished
 from .paths import PathLike, path_string, shown_path, system_errors
-from .temporary import FOLDER, exists_in, is_named, remove, sync_replaced, temporary_file
+from .temporary import exists_in, is_named, remove, sync_replaced, temporary_file
 
 # Errors of fallocate that mean a full disk; others mean that it is not supported.
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
@@ -76,11 +77,8 @@ def replacing_in(
     temporary, fd = temporary_file(folder, mode if old is None else 0o600)
     try:
         try:
-            if old is not None:
-                inherit(fd, old)
-            yield fd
-            os.fsync(fd)
-            check(fd)
+            with synced(fd, old, check):
+                yield fd
             if not is_named(fd, folder, temporary):
                 raise GGUFError(f"{where}: cannot be written: someone removed or replaced the unfinished file")
             _put(fd, folder, temporary, name, where, replace)
@@ -88,7 +86,7 @@ def replacing_in(
             remove(fd, folder, temporary)
             raise
     finally:
-        os.close(fd)
+        system.close(fd)
     sync_replaced(folder, where)
 
 
@@ -98,7 +96,7 @@ def check_replaceable(path: PathLike) -> None:
     with system_errors(name, "written"), ExitStack() as closing:
         folder, last = _place(name, closing)
         old_file(folder, last, shown_path(name))
-        if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
+        if not system.access(".", os.W_OK | os.X_OK, folder):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -110,8 +108,8 @@ def exists(where: str) -> GGUFError:
 def allocate(fd: int, size: int) -> None:
     """Set the size of a file, filled with zeros; a full disk is reported before any work, where the system can."""
     try:
-        if size and hasattr(os, "posix_fallocate"):  # macOS has none
-            os.posix_fallocate(fd, 0, size)
+        if size:
+            system.allocate(fd, size)
     except OSError as error:
         if error.errno in FULL:
             raise
@@ -123,7 +121,7 @@ def write_at(fd: int, offset: int, piece: NDArray[Any] | memoryview) -> int:
     data = piece.reshape(-1).view(np.uint8).data if isinstance(piece, np.ndarray) else piece
     written = 0
     while written < len(data):
-        written += os.pwrite(fd, data[written:], offset + written)
+        written += system.write(fd, data[written:], offset + written)
     return written
 
 
@@ -136,26 +134,36 @@ def _place(path: str, closing: ExitStack) -> tuple[int, str]:
         if not stat.S_ISREG(os.stat(path).st_mode):  # some have no real path, such as /dev/stdout if a pipe
             raise GGUFError(f"{shown_path(path)}: is not a regular file")
     folder, name = os.path.split(os.path.realpath(path))
-    fd = os.open(folder, FOLDER)
-    closing.callback(os.close, fd)
+    fd = system.open_folder(folder, follow=True)
+    closing.callback(system.close, fd)
     return fd, name or "."
 
 
 def old_file(folder: int, name: str, where: str) -> os.stat_result | None:
     """The file to replace, None if there is none; an error if it is no regular file or not writable."""
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = system.stat(name, folder)
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(status.st_mode):  # a link to itself, or one that was just created
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     if not stat.S_ISREG(status.st_mode):
         raise GGUFError(f"{where}: is not a regular file")
-    if not os.access(name, os.W_OK, dir_fd=folder):
+    if not system.access(name, os.W_OK, folder):
         if not exists_in(folder, name):  # moved away meanwhile, with others
             return None
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return status
+
+
+@contextmanager
+def synced(fd: int, old: os.stat_result | None, check: Callable[[int], object]) -> Iterator[None]:
+    """Sync and check a new file after it is written; it inherits from the old one first."""
+    if old is not None:
+        inherit(fd, old)
+    yield
+    system.sync(fd)
+    check(fd)
 
 
 def inherit(fd: int, old: os.stat_result) -> None:
@@ -163,24 +171,24 @@ def inherit(fd: int, old: os.stat_result) -> None:
 
     Set-uid bits go, since they were meant for the old bytes. Those of a folder concern the files in it, and stay.
     """
-    new, mode = os.fstat(fd), stat.S_IMODE(old.st_mode) & (0o3777 if stat.S_ISDIR(old.st_mode) else 0o777)
+    new, mode = system.fstat(fd), stat.S_IMODE(old.st_mode) & (0o3777 if stat.S_ISDIR(old.st_mode) else 0o777)
     if new.st_gid != old.st_gid:
         try:
-            os.fchown(fd, -1, old.st_gid)
+            system.change_owner(fd, -1, old.st_gid)
         except OSError:  # the other group must not get more rights than everyone
             mode &= 0o707 | (mode & 0o007) << 3
     if new.st_uid != old.st_uid:
         with suppress(OSError):
-            os.fchown(fd, old.st_uid, -1)
+            system.change_owner(fd, old.st_uid, -1)
     with suppress(OSError):  # a file system without modes (exFAT)
-        os.fchmod(fd, mode)
+        system.change_mode(fd, mode)
 
 
 def _put(fd: int, folder: int, temporary: str, name: str, where: str, replace: bool) -> None:
     """Give a complete file its name; an existing file is replaced or the reason to refuse."""
     if not replace:
         try:
-            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+            system.link(temporary, folder, folder, name)
             remove(fd, folder, temporary)
             return
         except FileExistsError:
@@ -190,4 +198,4 @@ def _put(fd: int, folder: int, temporary: str, name: str, where: str, replace: b
                 raise
         if old_file(folder, name, where) is not None:
             raise exists(where)
-    os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    system.replace(temporary, folder, folder, name, fd)

@@ -11,12 +11,15 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from qgemm.errors import QgemmError
+from qgemm.system import system
 
 from .private import NotPrivate, open_folder, read_private, write_private
+
+CODE = "a compiled kernel is passed over and compiled anew"  # the effect of an entry of someone else
 
 _warned: set[str] = set()
 
@@ -30,9 +33,23 @@ def load_or_make(name: str, make: Callable[[], bytes], valid: Callable[[bytes], 
             return data
         data = make()
         if folder is not None:
-            with suppress(OSError, QgemmError):  # read-only home, full disk: slower, not wrong
-                write_private(folder, name, sealed(data))
+            _store(folder, name, data)
         return data
+
+
+def load(name: str, effect: str) -> bytes | None:
+    """The data of a cache entry; None if it is missing or damaged, and if someone else may have written it, with a
+    warning of this effect."""
+    with ExitStack() as closing:
+        folder = _open_cache(closing)
+        return None if folder is None else _entry(folder, name, effect)
+
+
+def store(name: str, data: bytes) -> bool:
+    """Store a cache entry in place of an old one; whether that was possible."""
+    with ExitStack() as closing:
+        folder = _open_cache(closing)
+        return folder is not None and _store(folder, name, data)
 
 
 def sealed(data: bytes) -> bytes:
@@ -73,17 +90,25 @@ def _open_cache(closing: ExitStack) -> int | None:
         return None
     except OSError:  # a read-only home
         return None
-    closing.callback(os.close, folder)
+    closing.callback(system.close, folder)
     return folder
 
 
-def _entry(folder: int, name: str) -> bytes | None:
+def _store(folder: int, name: str, data: bytes) -> bool:
+    try:
+        write_private(folder, name, sealed(data))
+    except (OSError, QgemmError):  # read-only home, full disk: slower, not wrong
+        return False
+    return True
+
+
+def _entry(folder: int, name: str, effect: str = CODE) -> bytes | None:
     """The data of an entry; None if it is missing, damaged, or may have been written by someone else."""
     try:
         entry = read_private(folder, name)
         return None if entry is None else unsealed(entry)
     except NotPrivate as reason:
-        _warn("a compiled kernel is passed over and compiled anew", reason)
+        _warn(effect, reason)
     except (OSError, ValueError):
         pass
     return None

@@ -16,17 +16,15 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from qgemm.errors import GGUFError
+from qgemm.system import FOLDER_ERRORS, NEW, system
 
-from .atomic import exists, inherit, old_file
+from .atomic import exists, inherit, old_file, synced
 from .journal import Busy, discard, finish_pending, remove_unfinished, replace_files
 from .paths import shown_path, system_errors
 from .temporary import (
-    FOLDER,
-    NEW,
     TEMPORARY_FILE,
     exchange,
     is_named,
-    lock,
     move,
     sync_folder,
     sync_replaced,
@@ -56,12 +54,12 @@ class _Staging:
     """
 
     def __init__(self, place: int, old: int | None, mode: int) -> None:
-        self.place, self.old = os.dup(place), old
+        self.place, self.old = system.dup(place), old
         self.names: list[str] = []
         try:
             self.name, self.fd = temporary_folder(place, mode)
         except BaseException:
-            os.close(self.place)
+            system.close(self.place)
             raise
 
     @contextmanager
@@ -72,15 +70,12 @@ class _Staging:
             old = None if self.old is None else _status(self.old, name)
             if old is not None and not stat.S_ISREG(old.st_mode):
                 old = None
-            fd = os.open(name, NEW, 0o666 if old is None else 0o600, dir_fd=self.fd)
+            fd = system.open(name, NEW, 0o666 if old is None else 0o600, self.fd)
             try:
-                if old is not None:
-                    inherit(fd, old)
-                yield fd
-                os.fsync(fd)
-                check(fd)
+                with synced(fd, old, check):
+                    yield fd
             finally:
-                os.close(fd)
+                system.close(fd)
         self.names.append(name)
 
     def complete(self, where: str) -> None:
@@ -92,14 +87,14 @@ class _Staging:
     def move(self, place: int) -> None:
         """Move the temporary folder into another one."""
         move(self.name, self.place, place)
-        os.close(self.place)
-        self.place = os.dup(place)
+        system.close(self.place)
+        self.place = system.dup(place)
 
     def close(self) -> None:
         """Remove the temporary folder, with the new files if they took no place, else with those that they replaced."""
         discard(self.fd, self.place, self.name)
-        os.close(self.fd)
-        os.close(self.place)
+        system.close(self.fd)
+        system.close(self.place)
 
 
 # ---------------------------------------------------------------- files beside others
@@ -118,7 +113,7 @@ class _Files:
     def old(self, folder: int) -> list[str]:
         """The names of the old files; an error if one must not be replaced."""
         names = []
-        for name in filter(self.belongs, sorted(os.listdir(folder))):
+        for name in filter(self.belongs, sorted(system.names(folder))):
             status = _status(folder, name)
             if status is None or stat.S_ISDIR(status.st_mode):
                 continue
@@ -231,7 +226,7 @@ class _Target(NamedTuple):
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            if error.errno in FOLDER_ERRORS:
                 raise GGUFError(f"{self.where}: is not a folder") from None
             raise
 
@@ -241,10 +236,11 @@ class _Target(NamedTuple):
         Not so for a mount point, for the working directory, in which the user's shell would stay, and where this user
         cannot write to the old folder or to the one that holds it.
         """
-        status, parent = os.fstat(old), os.fstat(self.parent)
-        others = parent.st_mode & stat.S_ISVTX and os.geteuid() not in (0, status.st_uid, parent.st_uid)
-        writable = all(os.access(".", WRITE, dir_fd=folder) for folder in (old, self.parent))
-        return writable and not others and _mount(old) == _mount(self.parent) and not _is_working_directory(old)
+        status, parent = system.fstat(old), system.fstat(self.parent)
+        others = parent.st_mode & stat.S_ISVTX and system.user() not in (0, status.st_uid, parent.st_uid)
+        writable = all(system.access(".", WRITE, folder) for folder in (old, self.parent))
+        same_mount = system.mount(old) == system.mount(self.parent)
+        return writable and not others and same_mount and not _is_working_directory(old)
 
     def create(self, staging: _Staging) -> None:
         """Give the new folder its name."""
@@ -256,17 +252,17 @@ class _Target(NamedTuple):
 
     def exchange(self, staging: _Staging, old: int, files: _Files) -> bool:
         """Exchange new and old folder, and keep the files that do not belong; False where that is impossible."""
-        inherit(staging.fd, os.fstat(old))
-        for name in filter(partial(_stays, files), os.listdir(old)):
+        inherit(staging.fd, system.fstat(old))
+        for name in filter(partial(_stays, files), system.names(old)):
             try:
-                os.link(name, name, src_dir_fd=old, dst_dir_fd=staging.fd, follow_symlinks=False)
+                system.link(name, old, staging.fd, name)
             except (FileExistsError, FileNotFoundError):  # linked by an attempt before, or removed
                 pass
             except OSError:  # a folder, a file of another user, a file system without hard links
                 return False
         sync_folder(staging.fd)
         files.old(old)
-        lock(old)  # or another process may remove it as stale after the exchange
+        system.lock(old)  # or another process may remove it as stale after the exchange
         try:
             exchange(self.parent, staging.name, self.name)
         except FileNotFoundError:
@@ -280,11 +276,11 @@ class _Target(NamedTuple):
                 out = _open(staging.name, closing, self.parent)
                 files.old(out)
                 _keep(staging.fd, out, files)
-                new, staging.fd = staging.fd, os.dup(out)
+                new, staging.fd = staging.fd, system.dup(out)
         except BaseException:
             exchange(self.parent, staging.name, self.name)
             raise
-        os.close(new)
+        system.close(new)
         sync_replaced(self.parent, self.where)
         return True
 
@@ -296,10 +292,10 @@ def _stays(files: _Files, name: str) -> bool:
 
 def _keep(new: int, out: int, files: _Files) -> None:
     """Move files that the user added to the old folder between the links and the exchange into the new one."""
-    for name in filter(partial(_stays, files), os.listdir(out)):
+    for name in filter(partial(_stays, files), system.names(out)):
         linked, status = _status(new, name), _status(out, name)
         if status is not None and not (linked is not None and os.path.samestat(linked, status)):
-            os.replace(name, name, src_dir_fd=out, dst_dir_fd=new)
+            system.replace(name, out, new, name)
 
 
 # ---------------------------------------------------------------- entries of folders
@@ -313,29 +309,22 @@ def finish(folder: int, where: str) -> None:
 
 def _open(path: str, closing: ExitStack, folder: int | None = None) -> int:
     """The descriptor of a folder, which is no link."""
-    fd = os.open(path or ".", FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    closing.callback(os.close, fd)
+    fd = system.open_folder(path or ".", folder)
+    closing.callback(system.close, fd)
     return fd
 
 
 def _status(folder: int, name: str) -> os.stat_result | None:
     """The status of an entry of a folder, which may be a link; None if missing."""
     with suppress(FileNotFoundError):
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return system.stat(name, folder)
     return None
 
 
 def _is_working_directory(folder: int) -> bool:
     with suppress(OSError):  # a working directory that was removed
-        return os.path.samestat(os.fstat(folder), os.stat("."))
+        return os.path.samestat(system.fstat(folder), os.stat("."))
     return False
-
-
-def _mount(folder: int) -> str:
-    """The mount that a folder is on: its number on Linux, its device elsewhere."""
-    with suppress(OSError), open(f"/proc/self/fdinfo/{folder}") as file:
-        return next(line for line in file if line.startswith("mnt_id"))
-    return str(os.fstat(folder).st_dev)
 
 
 def _make_folders(path: str, undo: ExitStack) -> None:

@@ -21,15 +21,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from qgemm.errors import GGUFError
+from qgemm.system import READ, system
 
 from .json_parser import parse_object
-from .paths import READ, shown, shown_path
+from .paths import shown, shown_path
 from .temporary import (
-    FOLDER,
     exists_in,
     is_named,
     is_own,
-    lock,
     move,
     remove,
     remove_stale,
@@ -86,12 +85,12 @@ def _replace(folder: int, new: str, names: Sequence[str], away: Callable[[], Seq
 
     with ExitStack() as closing:
         old, old_fd = temporary_folder(folder, 0o700)
-        closing.callback(os.close, old_fd)
+        closing.callback(system.close, old_fd)
         closing.callback(discard, old_fd, folder, old)
         new_fd = _open_folder(folder, new, closing)
         journal = Journal(new, old, tuple(names), old_names())
         fd = _begin(folder, journal)
-        closing.callback(os.close, fd)
+        closing.callback(system.close, fd)
         try:
             if old_names() != journal.away:  # another process was faster
                 raise Busy(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -113,17 +112,17 @@ def finish_pending(folder: int, where: str) -> None:
     """
     with ExitStack() as closing:
         try:
-            fd = os.open(NAME, READ | os.O_NOFOLLOW, dir_fd=folder)
+            fd = system.open(NAME, READ, folder=folder)
         except FileNotFoundError:
             return
-        closing.callback(os.close, fd)
-        if not lock(fd):
+        closing.callback(system.close, fd)
+        if not system.lock(fd):
             raise Busy(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if not is_named(fd, folder, NAME):
             return
         try:
             journal = _read(fd)
-            if os.fstat(fd).st_uid != os.geteuid():
+            if system.fstat(fd).st_uid != system.user():
                 raise GGUFError("it belongs to another user")
             new, old = (_open_folder(folder, name, closing) for name in (journal.new, journal.old))
             _check_moves(folder, journal, new, old)
@@ -157,7 +156,7 @@ def discard(fd: int, place: int, name: str) -> None:
 def _folders(folder: int) -> tuple[str, ...]:
     """The folders that the journal of a folder needs."""
     try:
-        fd = os.open(NAME, READ | os.O_NOFOLLOW, dir_fd=folder)
+        fd = system.open(NAME, READ, folder=folder)
     except FileNotFoundError:
         return ()
     try:
@@ -165,7 +164,7 @@ def _folders(folder: int) -> tuple[str, ...]:
     except (OSError, GGUFError):
         return ()
     finally:
-        os.close(fd)
+        system.close(fd)
 
 
 def _begin(folder: int, journal: Journal) -> int:
@@ -175,16 +174,16 @@ def _begin(folder: int, journal: Journal) -> int:
     try:
         while data:
             data = data[os.write(fd, data) :]
-        os.fsync(fd)
+        system.sync(fd)
         try:
-            move(temporary, folder, folder, NAME)
+            move(temporary, folder, folder, NAME, fd)
         except FileExistsError:
             raise Busy(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
         sync_folder(folder)
     except BaseException:
         remove(fd, folder, temporary)
         remove(fd, folder, NAME)
-        os.close(fd)
+        system.close(fd)
         raise
     return fd
 
@@ -223,15 +222,15 @@ def _end(folder: int, fd: int) -> None:
     with suppress(OSError):
         sync_folder(folder)
     if is_named(fd, folder, NAME):
-        os.unlink(NAME, dir_fd=folder)
+        system.unlink(NAME, folder, fd)
     with suppress(OSError):
         sync_folder(folder)
 
 
 def _open_folder(folder: int, name: str, closing: ExitStack) -> int:
-    fd = os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    closing.callback(os.close, fd)
-    if not is_own(os.fstat(fd)):
+    fd = system.open_folder(name, folder)
+    closing.callback(system.close, fd)
+    if not is_own(system.fstat(fd)):
         raise GGUFError(f"{shown(name)} belongs to another user")
     return fd
 
@@ -242,7 +241,9 @@ def _open_folder(folder: int, name: str, closing: ExitStack) -> int:
 def _read(fd: int) -> Journal:
     """The journal in an open file; GGUFError if malformed."""
     try:
-        fields = parse_object(os.pread(fd, LONGEST, 0), GGUFError)
+        data = bytearray(min(system.fstat(fd).st_size, LONGEST))
+        size = system.read_into(fd, memoryview(data), 0)
+        fields = parse_object(bytes(data[:size]), GGUFError)
         journal = Journal(fields["new"], fields["old"], tuple(fields["names"]), tuple(fields["away"]))
     except (GGUFError, TypeError, KeyError):
         raise GGUFError("it is no journal") from None
@@ -258,7 +259,7 @@ def check_finished(path: str) -> None:
     """Refuse a file that is being replaced together with others, by the journal of its folder."""
     folder, name = os.path.split(path)
     try:
-        fd = os.open(os.path.join(folder, NAME), READ | os.O_NOFOLLOW)
+        fd = system.open(os.path.join(folder, NAME), READ)
     except OSError:
         return
     try:
@@ -266,7 +267,7 @@ def check_finished(path: str) -> None:
     except (OSError, GGUFError):
         return
     finally:
-        os.close(fd)
+        system.close(fd)
     if name in journal.names or name in journal.away:
         rule = "is being replaced together with other files"
         rest = f"if that process was killed, the next conversion that writes to this folder finishes its work ({NAME})"

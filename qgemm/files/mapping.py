@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import errno
 import mmap
-import sys
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Without this flag Linux refuses a writable mapping of a file larger than its memory. Python names it since 3.13;
-# 0x4000 is its value on x86 and ARM, and a bit without effect on other machines.
-MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+from qgemm.system import system
 
 
 def map_private(fd: int, size: int) -> mmap.mmap:
     """The first `size` bytes of a file, copy-on-write, or read-only where the system reserves memory for all copies."""
     try:
-        return mmap.mmap(fd, size, mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE)
+        return system.map_copied(fd, size)
     except OSError as error:
         if error.errno not in (errno.ENOMEM, errno.EAGAIN):
             raise
-    return mmap.mmap(fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ)
+    return system.map_read_only(fd, size)
 
 
 def is_writable(array: NDArray[np.generic]) -> bool:

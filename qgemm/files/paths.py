@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qgemm.errors import GGUFAccessError, GGUFError, GGUFNotFoundError, QgemmError
+from qgemm.system import READ, system
 
 PathLike: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-
-# O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become this process's.
-READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def path_string(path: PathLike) -> str:
@@ -104,7 +102,7 @@ class RegularFile:
         data = np.empty(size, np.uint8)
         left = data.data
         with system_errors(self.path, "read"):
-            while left and (count := _read_into(self.fd, left, offset + size - len(left))):
+            while left and (count := system.read_into(self.fd, left, offset + size - len(left))):
                 left = left[count:]
         self.check()
         if left:
@@ -119,7 +117,7 @@ class RegularFile:
         data = np.empty((rows, size), np.uint8)
         with system_errors(self.path, "read"):
             for row in range(rows):
-                if _read_into(self.fd, data[row].data, offset + row * stride) != size:
+                if system.read_into(self.fd, data[row].data, offset + row * stride) != size:
                     raise self._error(f"{shown_path(self.path)}: changed since it was opened")
         self.check()
         return data
@@ -127,12 +125,3 @@ class RegularFile:
     def close(self) -> None:
         """Close the file."""
         self._close()
-
-
-def _read_into(fd: int, buffer: memoryview, offset: int) -> int:
-    """Read at an offset until the buffer is full or the data ends; returns the number of bytes."""
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [buffer], offset)
-    data = os.pread(fd, len(buffer), offset)  # macOS
-    buffer[: len(data)] = data
-    return len(data)

@@ -6,11 +6,10 @@ import os
 import stat
 from contextlib import suppress
 
-from .atomic import replacing_in, write_at
-from .paths import READ, shown_path
-from .temporary import FOLDER
+from qgemm.system import READ, system
 
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
+from .atomic import replacing_in, write_at
+from .paths import shown_path
 
 
 class NotPrivate(Exception):
@@ -30,11 +29,11 @@ def open_folder(path: str) -> int:
         os.mkdir(path, 0o700)
     if os.path.islink(path):
         raise NotPrivate(f"{shown_path(path)}: is a link: name the folder itself")
-    fd = os.open(path, FOLDER | os.O_NOFOLLOW)
+    fd = system.open_folder(path)
     try:
-        _check(os.fstat(fd), path)
+        _check(system.fstat(fd), path)
     except BaseException:
-        os.close(fd)
+        system.close(fd)
         raise
     return fd
 
@@ -42,28 +41,28 @@ def open_folder(path: str) -> int:
 def read_private(folder: int, name: str) -> bytes | None:
     """The bytes of a file in a private folder; None if missing; NotPrivate if others may have written it."""
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        status = system.stat(name, folder)
         if not stat.S_ISREG(status.st_mode):  # checked before opening, which has effects on some devices
             raise NotPrivate(f"{shown_path(name)}: is not a regular file")
-        fd = os.open(name, READ | os.O_NOFOLLOW, dir_fd=folder)
+        fd = system.open(name, READ, folder=folder)
     except FileNotFoundError:
         return None
     with open(fd, "rb") as file:
-        _check(os.fstat(fd), name)
+        _check(system.fstat(fd), name)
         return file.read()
 
 
 def write_private(folder: int, name: str, data: bytes) -> None:
     """Write a file of mode 0600 in a private folder, in place of an old one. Raises OSError."""
     with suppress(OSError):
-        os.unlink(name, dir_fd=folder)
+        system.unlink(name, folder)
     with replacing_in(folder, name, shown_path(name), mode=0o600) as fd:
         write_at(fd, 0, memoryview(data))
 
 
 def _check(status: os.stat_result, path: str) -> None:
     """Refuse a file of another user, who can always write to it, and one that others may write to."""
-    if status.st_uid != os.geteuid():
+    if status.st_uid != system.user():
         raise NotPrivate(f"{shown_path(path)}: belongs to another user (uid {status.st_uid})")
-    if status.st_mode & OTHERS:
+    if system.others_write(status):
         raise NotPrivate(f"{shown_path(path)}: others may write to it (mode {stat.S_IMODE(status.st_mode):o})")

@@ -6,28 +6,21 @@ A lock is never waited for, since anyone who may read the file can hold it.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
 import stat
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
-from functools import cache
-from typing import Any
 
 from qgemm.errors import GGUFAccessError
-
-from .paths import READ
+from qgemm.system import NEW, READ, system
 
 FILE, SUBFOLDER = ".qgemm-{}.tmp", ".qgemm-{}.dir"  # with random hexadecimal digits
 TEMPORARY_FILE, TEMPORARY_FOLDER = (
     re.compile(re.escape(name).replace(r"\{\}", "[0-9a-f]{16}")) for name in (FILE, SUBFOLDER)
 )
-NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 ATTEMPTS = 100  # at a temporary file that no other process removes or locks first
 NO_SYNC = errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS  # errors of fsync on file systems that cannot sync a folder
 NO_FLAGS = errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS  # errors of renameat2 without support for its flags
@@ -36,16 +29,16 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 
 def temporary_file(folder: int, mode: int) -> tuple[str, int]:
     """The name and locked descriptor of a new file."""
-    return _locked(folder, FILE, lambda name: os.open(name, NEW, mode, dir_fd=folder))
+    return _locked(folder, FILE, lambda name: system.open(name, NEW, mode, folder))
 
 
 def temporary_folder(folder: int, mode: int) -> tuple[str, int]:
     """The name and locked descriptor of a new folder inside a folder."""
 
     def create(name: str) -> int | None:
-        os.mkdir(name, mode, dir_fd=folder)
+        system.mkdir(name, mode, folder)
         try:
-            return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            return system.open_folder(name, folder)
         except FileNotFoundError:  # removed as stale
             return None
 
@@ -58,23 +51,12 @@ def _locked(folder: int, pattern: str, create: Callable[[str], int | None]) -> t
         fd = create(name)
         if fd is None:
             continue
-        if not lock(fd):  # another process holds it, perhaps to remove the file as stale
+        if not system.lock(fd):  # another process holds it, perhaps to remove the file as stale
             remove(fd, folder, name)
         elif is_named(fd, folder, name):
             return name, fd
-        os.close(fd)  # removed as stale before it was locked
+        system.close(fd)  # removed as stale before it was locked
     raise OSError(errno.EAGAIN, "others take its unfinished files away")
-
-
-def lock(fd: int) -> bool:
-    """Lock a file or folder; False if another process holds the lock. A file system without locks gives every lock."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def remove_stale(folder: int, protected: Callable[[], Collection[str]] = tuple) -> None:
@@ -83,15 +65,16 @@ def remove_stale(folder: int, protected: Callable[[], Collection[str]] = tuple) 
     protected: called once a stale folder is locked, returns the names of those that are still needed.
     """
     with suppress(OSError):
-        for name in os.listdir(folder):
+        for name in system.names(folder):
             is_folder = TEMPORARY_FOLDER.fullmatch(name) is not None
             if not (is_folder or TEMPORARY_FILE.fullmatch(name)):
                 continue
             with suppress(OSError), ExitStack() as closing:
-                fd = os.open(name, READ | os.O_NOFOLLOW, dir_fd=folder)
-                closing.callback(os.close, fd)
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                status = os.fstat(fd)
+                fd = system.open_folder(name, folder) if is_folder else system.open(name, READ, folder=folder)
+                closing.callback(system.close, fd)
+                if not system.lock_stale(fd):
+                    continue
+                status = system.fstat(fd)
                 own = stat.S_ISDIR(status.st_mode) and is_own(status) and name not in protected()
                 if own if is_folder else stat.S_ISREG(status.st_mode):
                     remove(fd, folder, name)
@@ -99,13 +82,13 @@ def remove_stale(folder: int, protected: Callable[[], Collection[str]] = tuple) 
 
 def is_own(status: os.stat_result) -> bool:
     """Whether an entry belongs to the user of this process."""
-    return status.st_uid == os.geteuid()
+    return status.st_uid == system.user()
 
 
 def is_named(fd: int, folder: int, name: str) -> bool:
     """Whether a name in a folder is the open file."""
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=folder, follow_symlinks=False))
+        return os.path.samestat(system.fstat(fd), system.stat(name, folder))
     except FileNotFoundError:
         return False
 
@@ -113,7 +96,7 @@ def is_named(fd: int, folder: int, name: str) -> bool:
 def exists_in(folder: int, name: str) -> bool:
     """Whether a folder has an entry of this name, also a link that leads nowhere."""
     try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
+        system.stat(name, folder)
     except FileNotFoundError:
         return False
     return True
@@ -127,19 +110,19 @@ def remove(fd: int, folder: int, name: str) -> None:
     with suppress(OSError):
         if not is_named(fd, folder, name):
             return
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            os.unlink(name, dir_fd=folder)
+        if not stat.S_ISDIR(system.fstat(fd).st_mode):
+            system.unlink(name, folder, fd)
             return
-        for entry in os.listdir(fd):
+        for entry in system.names(fd):
             with suppress(OSError):
-                os.unlink(entry, dir_fd=fd)
-        os.rmdir(name, dir_fd=folder)
+                system.unlink(entry, fd)
+        system.rmdir(name, folder)
 
 
 def sync_folder(folder: int) -> None:
     """Sync the names in a folder to the disk, where the file system can."""
     try:
-        os.fsync(folder)
+        system.sync(folder)
     except OSError as error:
         if error.errno not in NO_SYNC:
             raise
@@ -159,39 +142,22 @@ def sync_replaced(folder: int, where: str) -> None:
 # ---------------------------------------------------------------- renames that lose nothing
 
 
-def move(name: str, source: int, target: int, new_name: str = "") -> None:
-    """Rename an entry of one folder into another; FileExistsError if that has an entry of this name already."""
+def move(name: str, source: int, target: int, new_name: str = "", fd: int | None = None) -> None:
+    """Rename an entry of one folder into another; FileExistsError if that has an entry of this name already.
+
+    fd: the descriptor of an entry that is open.
+    """
     new_name = new_name or name
     try:
-        _rename(source, name, target, new_name, RENAME_NOREPLACE)
+        system.rename_with_flags(name, source, target, new_name, RENAME_NOREPLACE)
     except OSError as error:
         if error.errno not in NO_FLAGS:
             raise
         if exists_in(target, new_name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
-        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+        system.rename(name, source, target, new_name, fd)
 
 
 def exchange(folder: int, first: str, second: str) -> None:
     """Exchange two entries of a folder in one step; OSError with an errno of NO_FLAGS where that does not exist."""
-    _rename(folder, first, folder, second, RENAME_EXCHANGE)
-
-
-def _rename(source: int, name: str, target: int, new_name: str, flags: int) -> None:
-    renameat2 = _renameat2()
-    if renameat2 is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if renameat2(source, os.fsencode(name), target, os.fsencode(new_name), flags):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-
-
-@cache
-def _renameat2() -> Any:
-    """The C library's function; None where it has none."""
-    try:
-        function = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return None
-    function.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint
-    return function
+    system.rename_with_flags(first, folder, folder, second, RENAME_EXCHANGE)

@@ -19,9 +19,11 @@ from gguf.constants import GGML_QUANT_SIZES
 from qgemm.codec.format import Format
 from qgemm.errors import NameNotFoundError, UnsupportedError
 
-from . import f8, groups, kbit, s7_1of2
+from . import f8, groups, i8_levels, ik, kbit, s7_1of2
 
-FAMILIES: tuple[Callable[[str], Format | None], ...] = (groups.named, f8.named, s7_1of2.named, kbit.named)
+FAMILIES: tuple[Callable[[str], Format | None], ...] = (
+    groups.named, f8.named, i8_levels.named, ik.named, s7_1of2.named, kbit.named,
+)  # fmt: skip
 NUMBERS = {"i8": "i1", "i16": "<i2", "i32": "<i4", "i64": "<i8", "f64": "<f8"}  # plain types without a codec
 
 
@@ -77,8 +79,9 @@ def _opaque(ggml_type: int, name: str, weights: int, size: int) -> Format:
 FORMATS = Formats(_defined())
 
 _with_codec = {fmt.ggml_type: fmt for fmt in FORMATS.values() if fmt.ggml_type is not None}
+_of_ik = {fmt.ggml_type: fmt for fmt in ik.TYPES.values() if fmt.ggml_type is not None}
 _by_size = {int(kind): _opaque(int(kind), kind.name.lower(), *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
-GGML_TYPES = MappingProxyType({**_by_size, **_with_codec})
+GGML_TYPES = MappingProxyType({**_by_size, **_with_codec, **_of_ik})
 
 
 def _registered(name: str) -> Format | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from qgemm.codec.format import Blocks, Format, Levels, TileLayout
-from qgemm.codec.packing import Floats, pack_planes, unpack_planes
+from qgemm.codec.packing import Bytes, Floats, Halves, pack_planes, unpack_planes
 from qgemm.codec.scales import ternary
 
 DTYPE = np.dtype([("qs", "u1", 64), ("d", "<f2")])
@@ -19,9 +19,13 @@ SLOTS = {"qs": tuple(128 * h + 32 * i + j for h in range(2) for j in range(32) f
 
 def encode(x: Floats) -> Blocks:
     """Values [n, 256] -> blocks [n]: d the largest magnitude, q - 1 = x / d, halves away from 0."""
-    blocks = np.empty(len(x), DTYPE)
-    codes, blocks["d"] = ternary(x, lost=1)
-    blocks["qs"] = pack_planes(codes.reshape(-1, 128), 2).reshape(-1, 64)
+    return pack(*ternary(x, lost=1))
+
+
+def pack(codes: Bytes, d: Halves) -> Blocks:
+    """Codes q [n, 256], d [n] -> blocks [n]."""
+    blocks = np.empty(len(codes), DTYPE)
+    blocks["d"], blocks["qs"] = d, pack_planes(codes.reshape(-1, 128), 2).reshape(-1, 64)
     return blocks
 
 

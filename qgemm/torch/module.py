@@ -14,6 +14,7 @@ import torch
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.packed import Packed
+from qgemm.tensor import Tensor
 
 from .ops import dense
 from .parameter import NO_GRADIENT, TRAINED, PackedWeight
@@ -60,6 +61,7 @@ class PackedModule(torch.nn.Module):
 
     def _take(self, packed: Packed, weight: torch.nn.Parameter | None = None) -> None:
         """Hold the weights of a Tensor or DeviceTensor; weight: a parameter that already has their bytes."""
+        packed = packed.in_device_form() if isinstance(packed, Tensor) else packed
         self.weight = weight_of(packed, self.axes) if weight is None else weight
         self._describe(packed.format, packed.shape)
         self.tensor_name = packed.name

@@ -70,8 +70,6 @@ def product(
     x: torch.Tensor, packed: Packed, bias: torch.Tensor | None, activation: str, wide: bool = False
 ) -> torch.Tensor:
     """y [..., N] = x [..., K] @ W.T + bias as a new tensor, in x's dtype or, if wide, in float32; no gradient."""
-    if bias is not None and bias.device.type == "cpu":
-        bias = bias.detach().clone()  # NumPy would pin its storage, which FSDP frees after each forward
     return matmul(x, packed, activation, bias=bias, dtype=torch.float32 if wide else x.dtype)  # type: ignore[call-overload]
 
 

@@ -32,7 +32,7 @@ try:
     from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 except ImportError as error:
-    raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
+    raise needs("qgemm.torch.transformers", "transformers", "5.17", error) from error
 
 
 class Pack(ConversionOps):

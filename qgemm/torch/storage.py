@@ -253,10 +253,8 @@ def _unpickled(base: type[Any], spelling: str, shape: Shape, data: torch.Tensor)
 
 
 def device_size(fmt: Format, shape: Shape) -> int:
-    """Bytes of a weight's tiles and the bounds after them; -1 for plain experts and formats without tiles."""
-    if fmt.plain and len(shape) == 2:
-        return prod(shape) * fmt.block_bytes
-    if not fmt.tiled:
+    """Bytes of a weight's tiles and the bounds after them, or of plain numbers; -1 for formats without tiles."""
+    if not (fmt.plain or fmt.tiled):
         return -1
     return prod(shape[:-2]) * upload.tiles_nbytes(fmt, *shape[-2:])
 

@@ -55,7 +55,7 @@ try:
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
     from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 except ImportError as error:
-    raise needs("qgemm.torch.transformers", "transformers", "5.20", error) from error
+    raise needs("qgemm.torch.transformers", "transformers", "5.17", error) from error
 
 if TYPE_CHECKING:
     from transformers.utils.quantization_config import GgufConfig
@@ -241,7 +241,8 @@ class _Source:
             tensor = self.file[name]
             rows = _rows(self.processor, name, tensor.shape[0]) if tensor.ndim == 2 else None
             if rows is not None:
-                self.matrices[self.names[name]] = tensor if (np.diff(rows) == 1).all() else tensor[rows]
+                ordered = tensor if (np.diff(rows) == 1).all() else tensor[rows]
+                self.matrices[self.names[name]] = ordered.in_device_form()
 
     def put_experts(self, model: torch.nn.Module, dtype: torch.dtype) -> dict[str, Any]:
         """Put empty QExperts where the file has blocks of a layer's experts -> the packed weights, by name."""
@@ -251,7 +252,7 @@ class _Source:
             model.set_submodule(name, layer)
             for part, weight, bias in zip(PARTS, tensors.weights, tensors.biases, strict=True):
                 target = f"{name}.{part}"
-                self.names[weight.name], self.matrices[f"{target}.weight"] = f"{target}.weight", weight
+                self.names[weight.name], self.matrices[f"{target}.weight"] = f"{target}.weight", weight.in_device_form()
                 parts[f"{target}.weight"] = getattr(layer, part)
                 if bias is not None:
                     self.names[bias.name] = f"{target}.bias"

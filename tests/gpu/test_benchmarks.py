@@ -8,7 +8,6 @@ from helpers import cupy
 
 import qgemm
 from benchmarks import encode, gpu, results, step, sweep
-from qgemm.cli import timing
 
 # ---------------------------------------------------------------- on a GPU
 
@@ -23,7 +22,7 @@ def test_a_step_of_a_small_model(monkeypatch):
     """Every layer's products, on formats of a mixture."""
     for name, size in {"HIDDEN": 256, "KEYS": 128, "INNER": 512, "VOCABULARY": 1024, "LAYERS": 8}.items():
         monkeypatch.setattr(step, name, size)
-    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr("qgemm.cuda.timing.REST", 0)
     rows = list(step.rows(cupy().cuda.Stream(non_blocking=True), 3))
     assert [(row["types"], row["M"]) for row in rows] == [(types, m) for types in step.HEADS for m in step.M]
     weights = 8 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256) + 1024 * 256
@@ -33,7 +32,7 @@ def test_a_step_of_a_small_model(monkeypatch):
 
 
 def test_a_small_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr("qgemm.cuda.timing.REST", 0)
     monkeypatch.setattr(gpu, "SUSTAINED_S", 1e-3)
     formats = [qgemm.FORMATS[name] for name in ("q4_0", "kbit3")]
     options = gpu.Options(formats, ("a16", "a8"), [(256, 512)], (1, 64), 3, True, True, True, True, rotate=1 << 20)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from helpers import assert_same_bits, cupy, exact, poisoned, random_tensor
+from measured_errors import check_rms
 from strategies import each_product
 
 import qgemm
@@ -119,6 +120,8 @@ def test_torch_in_torch_out(dtype):
         tolerance = np.abs(want).max() * (2.0**-6 if dtype == "bfloat16" else 2.0**-9)
         np.testing.assert_allclose(y.float().cpu().numpy(), want, atol=tolerance)
         np.testing.assert_allclose(out.cpu().numpy(), want, atol=tolerance)
+        for got in (y, out):
+            check_rms(got.float().cpu().numpy(), want, dtype)
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])
@@ -256,8 +259,9 @@ def test_a_call_touches_its_own_stream_alone():
         ys = [qgemm.matmul(x, on_device, activation) for activation in ("a16", "a8") for _ in range(3)]
     stream.synchronize()
     assert not at_work.query()
-    for y in ys:
+    for y, kind in zip(ys, ["float16"] * 3 + ["a8"] * 3, strict=True):
         np.testing.assert_allclose(y.cpu().numpy(), want, atol=0.05 * np.abs(want).max())
+        check_rms(y.cpu().numpy(), want, kind)
 
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])

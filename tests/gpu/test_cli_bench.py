@@ -8,7 +8,7 @@ from qgemm.cli import timing
 
 
 def test_products_of_random_weights_beside_cublas(run, monkeypatch):
-    monkeypatch.setattr(timing, "REST", 0)
+    monkeypatch.setattr("qgemm.cuda.timing.REST", 0)
     monkeypatch.setattr(timing, "ROTATE", 1 << 20)
     words = ["--gpu", "--formats", "q4_0,f16", "--shapes", "512x512", "--m", "1,64", "--repeats", "3", "--json"]
     status, out, err = run("bench", *words)

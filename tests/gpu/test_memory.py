@@ -1,4 +1,4 @@
-"""Loading costs the file: a GPU on which 1.1 times its size is free takes a model by every road."""
+"""Loading costs the file: a process that may take 1.1 times its size from a GPU loads a model by every road."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
+from qgemm.cli import model_bench  # noqa: E402
+from qgemm.cli.random_models import Sizes, write_file  # noqa: E402
 from qgemm.torch import QLinear, replace_linear  # noqa: E402
 
 MIXTURE, FREE = "q4_k_m", 1.1
+TOTAL = torch.cuda.get_device_properties(0).total_memory
 SLACK = 256 << 20  # bytes beyond the file's size
-SEGMENT = 2 << 20  # bytes; the driver gives multiples
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     """A .gguf file of about 0.6 GB: a Llama of four wide layers, whose head is a fifth of it."""
-    from benchmarks import model
-
     target: Path = tmp_path_factory.mktemp("memory") / "model.gguf"
-    model.write_file(target, model.Sizes("llama", 4096, 14336, 4, 32, 8, 128, 32000, 5e5), MIXTURE)
+    write_file(target, Sizes("llama", 4096, 14336, 4, 32, 8, 128, 32000, 5e5), MIXTURE)
     return target
 
 
@@ -49,9 +49,7 @@ def replaced(path: Path) -> Any:
 
 def from_file(path: Path) -> Any:
     pytest.importorskip("transformers", reason="transformers is not installed (extra transformers)")
-    from benchmarks import model
-
-    return model.loaded(path, "cuda", packed=True)
+    return model_bench.loaded(path, "cuda", "bfloat16")
 
 
 def from_folder(path: Path) -> Any:
@@ -94,39 +92,35 @@ def release() -> None:
 
 
 @pytest.fixture
-def ballast() -> Iterator[Callable[[float], None]]:
-    """A function that takes memory of the driver until only this many bytes are free."""
-    pointers = []
+def limit() -> Iterator[Callable[[float], None]]:
+    """A function that allows torch to take this many bytes more; other processes keep the rest of the GPU."""
 
-    def take(free: float) -> None:
+    def allow(nbytes: float) -> None:
         release()
-        size = int(torch.cuda.mem_get_info()[0] - free) // SEGMENT * SEGMENT
-        pointers.append(cupy().cuda.runtime.malloc(size))
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + nbytes) / TOTAL)
 
-    yield take
-    for pointer in pointers:
-        cupy().cuda.runtime.free(pointer)
+    yield allow
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @each_road
-def test_a_gpu_with_little_more_than_the_file(path, ballast, road):
+def test_a_gpu_with_little_more_than_the_file(path, limit, road):
     """Kernels are loaded by a first call; of the second nothing is held by CuPy, and little by torch."""
     model = road(path)
     del model
     size = path.stat().st_size
-    ballast(FREE * size)
-    before, pool = torch.cuda.mem_get_info()[0], cupy().get_default_memory_pool()
+    limit(FREE * size)
+    pool = cupy().get_default_memory_pool()
     allocated, of_cupy = torch.cuda.memory_allocated(), pool.used_bytes()
     model = road(path)
     torch.cuda.synchronize()
-    assert before - torch.cuda.mem_get_info()[0] <= FREE * size
     assert torch.cuda.memory_allocated() - allocated <= size + SLACK
     assert pool.used_bytes() == of_cupy
     layers = model if isinstance(model, list) else [m for m in model.modules() if isinstance(m, QLinear)]
     assert all(layer.weight.dim() == 1 and layer.weight.untyped_storage().resizable() for layer in layers)
 
 
-def test_bytes_that_other_code_copied_are_packed_one_weight_at_a_time(path, ballast):
+def test_bytes_that_other_code_copied_are_packed_one_weight_at_a_time(path):
     """As offload does: the peak is that of the bytes and one more weight, and they give the products of the tiles."""
     model = replaced(path)
     x = torch.randn(2, 4096, device="cuda", dtype=torch.float16)

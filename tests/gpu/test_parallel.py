@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import ranks
 from helpers import ROUNDING, exact, product_bound
+from measured_errors import check_rms
 from torch_layers import normal, torch, weights
 
 from qgemm.codec.format import float_dtype
@@ -40,6 +41,7 @@ def products(rank, world):
                 y = layer(x.cuda()).cpu()
                 rounded = 4 * ROUNDING[dtype] * (size + bound)
                 assert (np.abs(y.double().numpy() - want) <= bound + rounded).all(), (name, dtype, m)
+                check_rms(y.double().numpy(), want, dtype, 6)  # parts and their sum are rounded as well
                 outputs = [None] * world
                 torch.distributed.all_gather_object(outputs, y.view(torch.uint8).numpy().tobytes())
                 assert len(set(outputs)) == 1

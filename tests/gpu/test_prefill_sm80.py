@@ -18,12 +18,13 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda.activations import DeviceActivations
 from qgemm.cuda.call.plan import Source, problem, problem_of_launch
 from qgemm.cuda.kernels import prefill_sm80, routes
+from qgemm.cuda.kernels.activations import scale_launch
 from qgemm.cuda.kernels.prefill_sm80 import A8, A16, PREFILL_SM80, PREFILL_SM80_A8, SM80_CONFIGS
+from qgemm.cuda.layout import scaled_rows
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import Q8_1, Output, c_type
+from qgemm.cuda.problem import Q8_1, SCALED_ROWS, Output, c_type
 
-# Relative error of a weight: scale (or minimum) and weight rounded to half, or weight to bf16.
-LOSS = {"float16": 2 * 2.0**-11, "bfloat16": 2.0**-8}
+LOSS = 2 * 2.0**-11  # relative error of a weight: scale (or minimum) and weight are rounded to half
 
 
 def each_config(*kernels):
@@ -44,10 +45,10 @@ def expected_product(x, w, dtype):
     rounded to half as well.
     """
     fmt, size = w.w.format, abs(x.astype(np.float64))
-    lost = (LOSS[dtype] + fmt.needs_table * 2.0**-11) * (size @ w.magnitudes.T)
-    if dtype == "float16":  # half of the least number: of the scale, times a level, of the minimum, and of the weight
-        least = 2.0 ** (w.on_device.exponent - 25) * (float(tiles.largest_code(fmt)) + 2)
-        lost += least * size.sum(axis=1)[:, None]
+    lost = (LOSS + fmt.needs_table * 2.0**-11) * (size @ w.magnitudes.T)
+    # Half of the least number: of the scale, times a level, of the minimum, and of the weight.
+    least = 2.0 ** (w.on_device.exponent - 25) * (float(tiles.largest_code(fmt)) + 2)
+    lost += least * size.sum(axis=1)[:, None]
     return w.expected(x, 2 * a16_bound(size, w.magnitudes) + lost, dtype)
 
 
@@ -62,10 +63,19 @@ def launch(x, w, y, stream, plan=None):
     """y of any type has the same sums."""
     prepared = isinstance(x, DeviceActivations)
     data, source, kernel = (x.data, Q8_1, PREFILL_SM80_A8) if prepared else (x, c_type(x.dtype), PREFILL_SM80)
+    if source == "bf16":
+        data, source = scaled(x, stream), SCALED_ROWS
     x_source = Source(len(y), x.shape[-1], x.dtype.name, prepared)
     p = problem(w, x_source, "a8" if prepared else "a16")
     p = problem_of_launch(kernel, [p], [Output(w.shape[0], y.dtype.name)], source)
     kernel.launch(p, plan or kernel.choose(p))(stream, data.data.ptr, w.pointer, y.data.ptr, 0, 0)
+
+
+def scaled(x, stream):
+    """x of bfloat16 as the kernel reads it."""
+    rows = cupy().empty(scaled_rows.nbytes(*x.shape), np.uint8)
+    scale_launch(cupy().cuda.Device().id, x.shape[1], len(x))(stream, x.data.ptr, rows.data.ptr)
+    return rows
 
 
 def on_gpu(x, dtype):
@@ -137,7 +147,7 @@ def test_a8_by_matmul(fmt, dtype):
 @over_formats(TILED)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_identity_gives_the_weights(fmt, dtype):
-    """Each weight alone: rounded to half or bf16 (twice, with its scale), then to y's type, which may be subnormal."""
+    """Each weight alone: rounded to half (twice, with its scale), then to y's type, which may be subnormal."""
     w = reference(fmt, 200, 3 * fmt.weights)
     for source in ("float16", "bfloat16"):
         x = on_gpu(np.eye(w.w.shape[1]), source)

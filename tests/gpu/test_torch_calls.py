@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import exact
+from measured_errors import check_rms
 
 import qgemm
 
@@ -31,11 +32,13 @@ def normal(*shape, dtype=torch.float16, device="cuda"):
 
 
 def assert_product(y, x, w, added=0):
-    """Within the rounding of weights and y to 16 bits, of the largest y."""
+    """Within the rounding of weights and y to 16 bits: of the largest y, and of the RMS."""
     want = exact(x.detach().double().reshape(-1, K).cpu().numpy(), w).reshape(y.shape)
     want = want + (added.detach().double().cpu().numpy() if isinstance(added, torch.Tensor) else added)
     atol = 2.0**-6 * np.abs(want).max() if want.size else 0
-    np.testing.assert_allclose(y.detach().double().cpu().numpy(), want, rtol=0, atol=atol)
+    got, types = y.detach().double().cpu().numpy(), (x.dtype, y.dtype)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+    check_rms(got, want, "bfloat16" if torch.bfloat16 in types else "float16")
 
 
 LAYOUTS = {

@@ -1,5 +1,5 @@
 // Operand A of prefill_sm90 on the host: the weights of a tile as every lane computes them from codes, scales and
-// minimums, in the type In, each row multiplied by a power of two.
+// minimums, in half, each row multiplied by a power of two.
 #include "gemm/row_exponent.cuh"
 #include "tile_config.cuh"
 

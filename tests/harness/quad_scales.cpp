@@ -6,11 +6,9 @@
 using namespace qgemm;
 constexpr int K_BLOCKS = Config::K_BLOCKS;
 
-template <class T, int N, int TOKENS>
+template <int N, int TOKENS>
 struct Base : Config {
-    using In = T;
     static constexpr int K_BLOCKS_PER_STAGE = N, BLOCK_TOKENS = TOKENS;
-    static constexpr int ROW_SCALE_LEVEL = std::is_same<T, half>::value ? Config::HALF_LEVEL : Config::BF16_LEVEL;
     static constexpr int ROW_SCALE_HEADROOM = 0, ROW_SCALE_MIN = -8, ROW_SCALE_MAX = 8;
 };
 
@@ -28,10 +26,10 @@ struct Fields {
 
 // Counts the scales and minimums of all steps that differ; -1 if neither a stage holds whole tiles nor a tile whole
 // stages.
-template <class T, int N, int TOKENS>
+template <int N, int TOKENS>
 int differences(const void* tiles, int k_blocks, int wg_split_k) {
     if constexpr (N % K_BLOCKS != 0 && K_BLOCKS % N != 0) return -1;
-    using Stages = TileConfig<Base<T, N, TOKENS>>;
+    using Stages = TileConfig<Base<N, TOKENS>>;
     const Fields<Stages> pipeline = {static_cast<const typename Stages::Tile*>(tiles)};
     int different = 0;
     const auto warpgroup = [&] {
@@ -61,16 +59,12 @@ int differences(const void* tiles, int k_blocks, int wg_split_k) {
 }
 
 // tiles: of one row_block, along K. few_tokens: 16 tokens, with which lanes of more formats share scales.
-extern "C" int quad_scales(const void* tiles, int k_blocks, int wg_split_k, int stage, int bf, int few_tokens) {
-    const auto with = [&](auto zero) {
-        using T = decltype(zero);
-        const auto run = few_tokens ? (stage == 1   ? differences<T, 1, 16>
-                                       : stage == 2 ? differences<T, 2, 16>
-                                                    : differences<T, 4, 16>)
-                                    : (stage == 1   ? differences<T, 1, 64>
-                                       : stage == 2 ? differences<T, 2, 64>
-                                                    : differences<T, 4, 64>);
-        return run(tiles, k_blocks, wg_split_k);
-    };
-    return bf ? with(bf16{}) : with(half{});
+extern "C" int quad_scales(const void* tiles, int k_blocks, int wg_split_k, int stage, int few_tokens) {
+    const auto run = few_tokens ? (stage == 1   ? differences<1, 16>
+                                   : stage == 2 ? differences<2, 16>
+                                                : differences<4, 16>)
+                                : (stage == 1   ? differences<1, 64>
+                                   : stage == 2 ? differences<2, 64>
+                                                : differences<4, 64>);
+    return run(tiles, k_blocks, wg_split_k);
 }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,6 +127,35 @@ def test_a_prompt_by_an_activation_leaves_the_layers_as_they_were(tmp_path):
     with torch.no_grad():
         assert model_variants.prompt_sample(model, ids, "a8_g256")() > 0
     assert (activations, layer.activation) == (["a8_g256"], "a16")
+
+
+def test_a_graph_keeps_the_memory_that_its_kernels_read(monkeypatch):
+    """A graph has addresses alone, so the cache and the token live as long as the sample that replays it."""
+    config = transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=512
+    )
+    model = model_bench.dense_like(config, "cpu", "float32").eval()
+    alive, step = [], model_variants.step
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    graph = SimpleNamespace(replay=lambda: alive.append([memory() is not None for memory in memories]))
+    for name, stand_in in (
+        ("Stream", lambda: stream), ("current_stream", lambda: stream), ("CUDAGraph", lambda: graph),
+        ("stream", nullcontext), ("graph", nullcontext),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    memories = []
+
+    def first_step(model, ids, cache):
+        token = step(model, ids, cache)
+        memories.extend([] if memories else map(weakref.ref, (cache, token)))
+        return token
+
+    monkeypatch.setattr(model_variants, "step", first_step)
+    with torch.no_grad():
+        sample = model_variants.graph_sample(model, torch.arange(8)[None], 3)
+    gc.collect()
+    assert sample() > 0
+    assert alive == [[True, True]] * 3
 
 
 def test_lora_is_taken_off_after_its_training(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from experts import known_layer
 from helpers import ROUNDING
+from measured_errors import check_rms
 from torch_layers import assert_same, torch
 
 import qgemm
@@ -52,9 +53,10 @@ def test_a_layer_is_that_of_its_decoded_weights(activation, bias, dtype):
         x.float().numpy(), *(part.packed for part in parts), ids.numpy(), weights.numpy(), GATE_OF[activation], biases,
         in_float=True,
     )  # fmt: skip
-    rounding = ROUNDING[str(dtype).removeprefix("torch.")]
+    name = str(dtype).removeprefix("torch.")
     off = np.abs(y.double().numpy() - reference.y)
-    assert (off <= reference.bound + rounding * (np.abs(reference.y) + reference.bound) + 2.0**-24).all()
+    assert (off <= reference.bound + ROUNDING[name] * (np.abs(reference.y) + reference.bound) + 2.0**-24).all()
+    check_rms(y.double().numpy(), reference.y, name, 1)
 
 
 def test_a_state_dict_brings_its_formats_and_layers_are_copied():
@@ -243,6 +245,7 @@ def test_blocks_of_transformers_are_multiplied_where_they_are(gate_up, down):
     assert (
         np.abs(y.double().numpy() - reference.y) <= reference.bound + 2.0**-23 * np.abs(reference.y) + 2.0**-24
     ).all()
+    check_rms(y.double().numpy(), reference.y, "float32")
     assert places == [parameter.data_ptr() for parameter in module.parameters()]
     with pytest.raises(qgemm.UnsupportedError, match="no format is ggml's type 9999"):
         transformers.mul_mat_id(module.down_proj, x, ids, 9999, k)

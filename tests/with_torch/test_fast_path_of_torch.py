@@ -52,6 +52,19 @@ def test_second_calls_have_the_bits_of_first_ones(x_type, y_type, strided, w, sl
     assert torch.equal(y, out)
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_bias_is_read_where_it_lies(step, w, slow):
+    """Also every other number of a tensor, and after it was written to; its storage may be freed, as FSDP does."""
+    bias = torch.randn(N * step)[::step]
+    x = torch.randn(3, K)
+    plain = qgemm.matmul(x, w)
+    for _ in range(3):
+        assert torch.equal(qgemm.matmul(x, w, bias=bias), plain + bias)
+        bias.mul_(2)
+    assert len(slow) == 2
+    bias.untyped_storage().resize_(0)
+
+
 def test_what_c_cannot_read_takes_the_slow_path(w):
     """Lazy negation, an out that requires grad, another library's out: after calls that left a plan."""
     x, out = torch.randn(3, K), torch.empty(3, N)

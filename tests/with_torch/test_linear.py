@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured_errors import check_rms
 from strategies import FORMATS, problems
 from torch_layers import DTYPES, LAYOUTS, MATRICES, assert_product, assert_same, laid_out, normal, torch, weights
 
@@ -246,7 +247,9 @@ def test_lora_is_added(dtype):
     added = layer.add_lora(a, b, 0.25)
     assert isinstance(added, LoRA)
     assert_same(layer(x), bare + added(x))
-    torch.testing.assert_close(added(x).double(), 0.25 * x.double() @ a.double().T @ b.double().T, rtol=0.02, atol=0.05)
+    want = 0.25 * x.double() @ a.double().T @ b.double().T
+    torch.testing.assert_close(added(x).double(), want, rtol=0.02, atol=0.05)
+    check_rms(added(x).detach().double().numpy(), want.numpy(), dtype)
     layer.add_lora(a, -b, 0.25, name="second")
     torch.testing.assert_close(layer(x), bare, rtol=0.02, atol=0.1)
     assert set(layer.state_dict()) >= {"lora.default.A", "lora.second.B"}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ranks
 from helpers import ROUNDING, exact
+from measured_errors import check_rms
 from torch_layers import DTYPES, MATRICES, assert_same, normal, torch, weights
 
 import qgemm
@@ -95,6 +96,7 @@ def rows(rank, world):
                 want = exact(values, w) + (0 if layer_bias is None else bias.double().numpy())
                 bound = row_bound(values, w, layer.widths, dtype, None if layer_bias is None else bias.double().numpy())
                 assert (np.abs(y.double().numpy() - want) <= bound).all(), (fmt, dtype, added)
+                check_rms(y.double().numpy(), want, dtype, world + 1)
                 outputs = [None] * world
                 dist.all_gather_object(outputs, y.view(torch.uint8).numpy().tobytes())
                 assert len(set(outputs)) == 1

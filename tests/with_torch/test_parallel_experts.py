@@ -9,6 +9,7 @@ import pytest
 import ranks
 from experts import known_layer
 from helpers import ROUNDING
+from measured_errors import check_rms
 from torch_layers import torch
 
 import qgemm
@@ -61,6 +62,7 @@ def layers(rank, world):
             )  # fmt: skip
             rounded = (world * 2.0**-24 + (world + 1) * ROUNDING[name]) * (size.numpy() + reference.bound)
             assert (np.abs(y.double().numpy() - reference.y) <= reference.bound + rounded + 2.0**-24).all()
+            check_rms(y.double().numpy(), reference.y, name, world + 1)
             outputs = [None] * world
             dist.all_gather_object(outputs, y.view(torch.uint8).numpy().tobytes())
             assert len(set(outputs)) == 1

@@ -11,7 +11,7 @@ from torch_layers import torch
 
 from qgemm.torch.patching import Patched, needs
 
-ADAPTERS = {"transformers": "5.20", "diffusers": "0.38", "peft": "0.21"}
+ADAPTERS = {"transformers": "5.17", "diffusers": "0.38", "peft": "0.21"}
 
 
 class Owner:
@@ -64,8 +64,8 @@ except ImportError as error:
 
 def test_a_package_of_another_version_is_named(monkeypatch):
     monkeypatch.setattr("qgemm.torch.patching.version", lambda name: "4.57.6")
-    error = needs("qgemm.torch.transformers", "transformers", "5.20", ImportError("No module named 'x'"))
+    error = needs("qgemm.torch.transformers", "transformers", "5.17", ImportError("No module named 'x'"))
     assert isinstance(error, ImportError)
-    start = "qgemm.torch.transformers needs transformers 5.20 or later and what it needs, this is 4.57.6"
-    assert str(error).startswith(f"{start} (No module named 'x'): pip install 'transformers>=5.20', or")
+    start = "qgemm.torch.transformers needs transformers 5.17 or later and what it needs, this is 4.57.6"
+    assert str(error).startswith(f"{start} (No module named 'x'): pip install 'transformers>=5.17', or")
     assert metadata.version("torch") == torch.__version__

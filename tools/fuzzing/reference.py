@@ -122,8 +122,8 @@ class Gguf:
         self.tensors: dict[str, tuple[int, tuple[int, ...], bytes]] = {}
         end = 0
         for *_, offset, size in sorted(listed, key=lambda entry: entry[3]):
-            need(offset % self.alignment == 0 and offset >= end, "offset")
-            end = offset + size
+            need(offset % self.alignment == 0 and (offset >= end or not size), "offset")
+            end = offset + size if size else end  # an empty tensor has no place
             need(start + end <= len(raw), "data beyond the end")
         for name, kind, shape, offset, size in listed:
             self.tensors[name] = kind, shape, raw[start + offset : start + offset + size]
@@ -139,7 +139,8 @@ class Gguf:
         kind, offset = cursor.number("<I"), cursor.number("<Q")
         need(kind in SIZES, "type")
         weights, nbytes = SIZES[kind]
-        need(0 not in shape and shape[-1] % weights == 0, "shape")
+        need(shape[-1] % weights == 0, "shape")
+        need(0 not in shape or prod(filter(None, shape)) * nbytes <= 2**60, "an empty shape too large for an array")
         return name, kind, shape, offset, prod(shape) // weights * nbytes
 
     def _count(self, key: str) -> int | None:

@@ -1,11 +1,12 @@
 // Mainloop of the sm_80 prefill kernels for x of 16 bits. A warp dequantizes W into registers, operand A
 // (dequantize.cuh), and loads x by ldmatrix, operand B, both one step ahead of the tensor cores.
 //
-// Config: Sm80 of config.cuh; In: half, bf16.
+// Config: Sm80 of config.cuh; In: half. pitch: of a row of x; other than k if x is ScaledRows.
 #pragma once
 
 #include "gemm/dequantize.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "quantize/scaled_rows.cuh"
 #include "pipeline.cuh"
 
 namespace qgemm {
@@ -22,15 +23,17 @@ struct XLoader {
                   "the threads copy whole k_blocks, or a k_block is a whole number of passes");
 
     const In* x;
-    int k, columns, tokens;  // columns, tokens: remaining from this thread's first chunk on
-    u32 to;                  // address of this chunk in the first stage
+    int pitch;
+    int columns, tokens;  // remaining from this thread's first chunk on
+    u32 to;               // address of this chunk in the first stage
 
-    __device__ XLoader(Row (&stage)[WARP_SPLIT_K][BLOCK_TOKENS], const In* all_x, const CtaTile<Config>& p) : k(p.k) {
+    __device__ XLoader(Row (&stage)[WARP_SPLIT_K][BLOCK_TOKENS], const In* all_x, int pitch, const CtaTile<Config>& p)
+        : pitch(pitch) {
         const int row = threadIdx.x / ROW_CHUNKS, in_row = threadIdx.x % ROW_CHUNKS * (16 / int(sizeof(In)));
         const i64 column = i64(p.first * WARP_SPLIT_K + row / BLOCK_TOKENS) * K_BLOCK + in_row;
         columns = int(min(p.k, i64(p.end) * WARP_SPLIT_K * K_BLOCK) - column);
         tokens = row < WARP_SPLIT_K * BLOCK_TOKENS ? p.m - p.first_token - row % BLOCK_TOKENS : 0;
-        x = all_x + (p.first_token + row % BLOCK_TOKENS) * p.k + column;
+        x = all_x + i64(p.first_token + row % BLOCK_TOKENS) * pitch + column;
         to = shared_address(&stage[row / BLOCK_TOKENS][row % BLOCK_TOKENS][in_row]);
     }
     // Copies the next k_iter to `offset` bytes after the first stage; zeros beyond the slice.
@@ -40,12 +43,17 @@ struct XLoader {
             const int warp_k = i / CHUNKS, token = i % CHUNKS / ROW_CHUNKS;
             if (token < tokens)  // products of other tokens are not stored
                 cp_async_16(to + offset + u32(sizeof(Row)) * (warp_k * BLOCK_TOKENS + token),
-                            x + i64(token) * k + warp_k * K_BLOCK, warp_k * K_BLOCK < columns);
+                            x + i64(token) * pitch + warp_k * K_BLOCK, warp_k * K_BLOCK < columns);
         }
         x += WARP_SPLIT_K * K_BLOCK;
         columns -= WARP_SPLIT_K * K_BLOCK;
     }
 };
+
+// The factor of a token's row of x: 1, unless x is ScaledRows.
+__device__ inline float x_factor(const void* x, int pitch, i64 k, i64 token) {
+    return pitch == k ? 1 : ScaledRows{const_cast<void*>(x), k}.factor(token);
+}
 
 // Operand A of a warp, one step of 16 columns at a time.
 template <class Config>
@@ -53,7 +61,7 @@ struct OperandA {
     using Format = typename Config::TileFormat;
     static constexpr int M16_TILES = Config::M16_TILES;
     typename Format::Codes codes[M16_TILES];
-    GroupScale<typename Config::In, Format::HAS_MINIMUM> groups[M16_TILES];
+    GroupScale<Format::HAS_MINIMUM> groups[M16_TILES];
     int first, lane;  // first: number of the warp's first 16 rows in the row_block
     float factor;
 

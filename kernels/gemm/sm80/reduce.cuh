@@ -116,14 +116,14 @@ __device__ inline void reduce(const typename Config::WarpAcc& acc, ReduceSmem<Co
     }
 }
 
-// y = unit * (sum over the warps along K).
-template <class Config>
+// y = unit(token) * (sum over the warps along K).
+template <class Config, class Unit>
 __device__ inline void reduce_and_store(const typename Config::WarpAcc& acc, ReduceSmem<Config>& smem,
                                         typename Config::Out* y, const CtaTile<Config>& p,
-                                        const WarpCoord<Config>& coord, float unit) {
+                                        const WarpCoord<Config>& coord, Unit unit) {
     y += p.first_token * p.n + p.first_row;
     reduce<Config::ROWS>(acc, smem, p, coord, [&](int token, int row, auto total) {
-        y[token * p.n + row] = from_float<typename Config::Out>(unit * total(row));
+        y[token * p.n + row] = from_float<typename Config::Out>(unit(token) * total(row));
     });
 }
 

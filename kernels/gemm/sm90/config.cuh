@@ -1,7 +1,7 @@
 // Sm90<Config>: constants that follow from a configuration of prefill_sm90. The headers of sm90/ are templates over it.
 //
 // Config: Format, KBlock and K_BLOCKS, see tile_config.cuh, and
-//   In                        type of x: half or bf16; signed char for products of int8, see eight_bits.cuh
+//   In                        type of x: half; signed char for products of int8, see eight_bits.cuh
 //   GROUPED                   rows of x are sorted by expert, see grouped.cuh; then also GATED, and GATE (a GateCode)
 //   BLOCK_TOKENS, ROW_BLOCKS  a tile of y: rows of x by row_blocks of 64 rows of W
 //   WG_SPLIT_K                consumer warpgroups that share K, for each row_block

@@ -11,10 +11,12 @@ namespace qgemm {
 template <class Config>
 struct StoreDense {
     const Epilogue& epilogue;
+    ScaledRows x;
 
     template <class RowFactor>
-    __device__ __forceinline__ void operator()(const Warpgroup<Config>& wg, const typename Config::Acc& acc, int tile,
+    __device__ __forceinline__ void operator()(const Warpgroup<Config>& wg, typename Config::Acc& acc, int tile,
                                                u32 epi_tiles, const RowFactor& row_factor) const {
+        apply_x_factors(wg, acc, tile, x);
         EpilogueStore<Config, RowFactor>{wg, row_factor, epi_tiles}.store(acc, tile, epilogue);
     }
 };
@@ -31,7 +33,8 @@ __device__ __forceinline__ void multiply(u32 smem, const TensorMap* x, const Den
     const auto* row_absmax = reinterpret_cast<const float*>(tiles + tile_count);
     auto* workspace = static_cast<Workspace<Config::MAX_PARTIALS>*>(product.partials);
     const Epilogue epilogue = {product.epilogue};
-    run_prefill<Config>(smem, problem, x, tiles, row_absmax, workspace, StoreDense<Config>{epilogue});
+    run_prefill<Config>(smem, problem, x, tiles, row_absmax, workspace,
+                        StoreDense<Config>{epilogue, {product.x, product.k}});
 }
 
 }  // namespace qgemm

@@ -127,6 +127,7 @@ struct StoreGrouped {
 
     __device__ __forceinline__ void operator()(const Warpgroup<Config>& wg, typename Config::Acc& acc, int tile,
                                                u32 epi_tiles, const RowExponent<Config>& row_exponent) const {
+        apply_x_factors(wg, acc, tile, {product.x_pitch == product.k ? nullptr : product.x, product.k});
         if constexpr (Config::GATED) {
             add_biases(wg, acc, tile, row_exponent);
             epi_tiles &= GatedExchange<Config>{wg}.exchange(acc);

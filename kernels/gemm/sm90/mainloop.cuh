@@ -62,7 +62,6 @@ struct Mainloop {
     // super-blocks, whose scales take the other registers.
     static constexpr int TOGETHER = K_BLOCKS > 1 && K_BLOCKS_PER_STAGE > 2 ? 2 : K_BLOCKS_PER_STAGE;
     static constexpr u32 X_K_BLOCK = StageCursor<Config>::X_STAGE / K_BLOCKS_PER_STAGE;  // stride of the descriptor
-    using In = typename Config::In;
     using Format = typename Config::TileFormat;
     using Acc = typename Config::Acc;
     using Codes = typename Format::Codes;
@@ -128,7 +127,7 @@ private:
         const unsigned long long x = cursor.x + k_block * X_K_BLOCK;
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < K_BLOCK_STEPS; ++step) wgmma<In, Config::BLOCK_TOKENS>(acc, a[step], x + 2 * step);
+        for (int step = 0; step < K_BLOCK_STEPS; ++step) wgmma<Config::BLOCK_TOKENS>(acc, a[step], x + 2 * step);
         wgmma_commit();
         wgmma_wait<1>();
         if (k_block == 0) cursor.release();

@@ -1,7 +1,7 @@
 // QuadScales: the scales of a lane's rows g and g + 8, k_block by k_block. A quad of lanes shares the two rows. If
 // SCALE_LANES is 4, each lane of the quad decodes a quarter of the scales, and __shfl broadcasts them.
 //
-// Config: TileConfig with In, BLOCK_TOKENS, K_BLOCKS_PER_STAGE and the constants of row_exponent.cuh. Pipeline: has
+// Config: TileConfig with BLOCK_TOKENS, K_BLOCKS_PER_STAGE and the constants of row_exponent.cuh. Pipeline: has
 // fields(stage, k_block, tile), as WeightPipeline of smem.cuh.
 #pragma once
 
@@ -10,12 +10,10 @@
 
 namespace qgemm {
 
-// Lanes that decode scales for each other, whichever is faster. Scales of bf16 need twice the registers.
+// Lanes that decode scales for each other, whichever is faster.
 template <class Config>
-constexpr int SCALE_LANES = Config::K_BLOCKS > 1 || Config::TileFormat::SCALES_ONCE ||
-                                    (Config::BLOCK_TOKENS <= 16 && IS_HALF<typename Config::In>)
-                                ? 4
-                                : 1;
+constexpr int SCALE_LANES =
+    Config::K_BLOCKS > 1 || Config::TileFormat::SCALES_ONCE || Config::BLOCK_TOKENS <= 16 ? 4 : 1;
 
 template <class Config, int LANES = SCALE_LANES<Config>>
 struct QuadScales;

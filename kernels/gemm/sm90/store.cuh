@@ -7,6 +7,7 @@
 #include "gemm/epilogue.cuh"
 #include "ptx/stmatrix.cuh"
 #include "gemm/row_exponent.cuh"
+#include "quantize/scaled_rows.cuh"
 #include "warpgroup.cuh"
 
 namespace qgemm {
@@ -31,6 +32,30 @@ struct EpilogueCoord {
 struct NoRowFactor {
     __device__ static constexpr float acc(int) { return 1; }
 };
+
+// acc *= the factor of each token's row of x, if x is ScaledRows. Tokens beyond the tile have that of its last one.
+// Shared memory of the epilogue brings the factors to the lanes.
+template <class Config>
+__device__ __forceinline__ void apply_x_factors(const Warpgroup<Config>& wg, typename Config::Acc& acc, int tile,
+                                                const ScaledRows& x) {
+    if (x.rows) {
+        static_assert(Config::BLOCK_TOKENS * sizeof(float) <= sizeof(EpilogueSmem<Config>), "the factors of a tile");
+        float* factors = &wg.smem.epi_smem(wg.row_block, wg.wg_k)[0][0];
+        const int first = wg.p.first_loaded(tile), last = wg.p.end_token(tile) - 1;
+        wg.warpgroup_barrier();  // the previous epilogue tile is read
+#pragma unroll
+        for (int i = 0; i < Config::BLOCK_TOKENS; i += WARPGROUP_THREADS)
+            if (const int token = i + wg.thread; token < Config::BLOCK_TOKENS)
+                factors[token] = x.factor(min(first + token, last));
+        wg.warpgroup_barrier();
+#pragma unroll
+        for (int i = 0; i < Config::ACC_SIZE; i += 4) {  // tokens 2t and 2t + 1 of row g, then of row g + 8
+            const float2 pair = *reinterpret_cast<const float2*>(&factors[2 * i + wg.lane % 4 * 2]);
+            acc[i] *= pair.x, acc[i + 1] *= pair.y, acc[i + 2] *= pair.x, acc[i + 3] *= pair.y;
+        }
+        wg.warpgroup_barrier();  // the factors are read
+    }
+}
 
 // RowFactor: acc(r) is the factor of row g (r 0) and of row g + 8 (r 1).
 template <class Config, class RowFactor = RowExponent<Config>>

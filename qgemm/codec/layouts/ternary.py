@@ -55,7 +55,7 @@ class Ternary(NamedTuple):
         """Blocks [n] -> codes [n, weights]."""
         parts = []
         for field, first, size, digits, _ in self.parts:
-            parts.append(to_digits(blocks[field][:, first : first + size], digits).reshape(len(blocks), -1))
+            parts.append(to_digits(blocks[field][:, first : first + size], digits).reshape(len(blocks), digits * size))
         return np.hstack(parts)
 
     def pack(self, codes: Bytes, blocks: NDArray[Any]) -> None:

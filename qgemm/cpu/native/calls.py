@@ -50,6 +50,28 @@ class Target(ctypes.Structure):
     )  # fmt: skip
 
 
+class Guard(ctypes.Structure):
+    """Two arrays of a call, an output and another, that must not share memory; `guard` of kernels/cpu/replay.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64) for name in ("y", "other", "y_nbytes", "other_nbytes", "may_be_same")
+    )  # fmt: skip
+
+
+class Replay(ctypes.Structure):
+    """A call like earlier ones, for kernels/cpu/replay.h, which gets its fields from here.
+
+    targets: `count` Targets, which lack the addresses of arrays. m: rows of x. packed: bytes for x packed. masks: the
+    size of a number less one, for each of the arrays. offsets: of each array's address in the targets, but for x, the
+    first. guards: `guard_count` Guards.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("targets", "masks", "offsets", "guards")),
+        *((name, ctypes.c_int64) for name in ("count", "m", "packed", "arrays", "guard_count")),
+    )  # fmt: skip
+
+
 class Decoding(ctypes.Structure):
     """Rows of W [n, k] as numbers, for kernels/cpu/decode.h: all rows, or rows by an index of int64."""
 
@@ -70,6 +92,7 @@ POOL = source_of(  # the library that all others need
     "pool",
     {
         "TARGET_FIELDS": fields(Target),
+        "REPLAY_FIELDS": fields(Replay),
         "MOST_TOKENS": str(PACKED_TOKENS),
         "ONE_DIGIT": str(A8),
         "TOKENS_OF_TILE": str(OF_TILE),

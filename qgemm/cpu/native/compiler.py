@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -22,7 +22,11 @@ FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=fast", "-fno-tree-slp-vectorize", "-Wno-psabi",
 )  # fmt: skip
-NATIVE = ("-march=native",)  # machine code for the CPU at hand
+WAITING = "-lapi-ms-win-core-synch-l1-2-0"  # the library of WaitOnAddress on Windows (kernels/cpu/threads.h)
+NATIVE = {  # machine code for the CPU at hand
+    "darwin": ("-mcpu=native",),
+    "win32": ("-march=native", WAITING),
+}.get(sys.platform, ("-march=native",))
 TIMEOUT = 300  # seconds: for a machine that is busy, and a first run of Zig, which compiles its own runtime
 SHORTAGES = errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE  # errors of fork and pipe that pass
 
@@ -67,17 +71,6 @@ def zig() -> Compiler | None:
     if spec is None or spec.origin is None:
         return None
     return named(str(Path(spec.origin).with_name("zig")), "cc")
-
-
-@cache
-def cpu() -> str:
-    """The model of this CPU and its features: the key by which machine code differs."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    facts = ("model name", "flags", "Features", "CPU part", "CPU implementer")
-    return "\n".join([platform.machine(), *(line for line in lines if line.startswith(facts))])
 
 
 def compiled(by: Compiler, file: Path, words: Sequence[str]) -> bytes:

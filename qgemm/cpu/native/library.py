@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import sys
 import threading
 import warnings
@@ -19,11 +18,12 @@ from qgemm.files.compiled import load_or_make
 from qgemm.locks import new_lock
 from qgemm.log import logger
 from qgemm.once import Once
+from qgemm.system.process import cpu, load_library, machine, setting
 from qgemm.version import pip_install
 
 from . import prebuilt
 from .calls import POOL
-from .compiler import FLAGS, NATIVE, CompileError, Compiler, CompilerStopped, compiled, compiler, cpu, stamp, stamped
+from .compiler import FLAGS, NATIVE, CompileError, Compiler, CompilerStopped, compiled, compiler, stamp, stamped
 from .sources import Source, digest
 
 DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
@@ -31,6 +31,7 @@ NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # features o
 
 ATTEMPTS = 3  # runs of a compiler that are stopped before it counts as broken
 
+_read_setting = setting(DISABLED)
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = new_lock()
 _compiled = threading.local()  # count: libraries that this thread has compiled
@@ -40,9 +41,9 @@ _stopped: list[CompilerStopped] = []  # compilers that were stopped, which is no
 
 def reason() -> str:
     """Why there is no compiled code, "" if there may be; the compiler is not run."""
-    if setting := os.environ.get(DISABLED):
-        if setting != "numpy":
-            raise ValueError(f"{DISABLED} is {setting!r}, and must be numpy or not be set")
+    if text := _read_setting():
+        if text != "numpy":
+            raise ValueError(f"{DISABLED} is {text!r}, and must be numpy or not be set")
         return f"{DISABLED}=numpy"
     return _failed[0] if _failed else lacking()
 
@@ -50,9 +51,9 @@ def reason() -> str:
 @cache
 def lacking() -> str:
     """What this machine lacks for compiled code, "" for nothing."""
-    if sys.byteorder != "little" or not hasattr(os, "memfd_create"):
-        return "compiled code needs a little-endian Linux"
-    if not set(cpu().split()) >= NEEDED.get(platform.machine(), {"code for this CPU"}):
+    if sys.byteorder != "little":
+        return "compiled code needs a little-endian machine"
+    if not set(cpu().split()) >= NEEDED.get(machine(), {"code for this CPU"}):
         return "compiled code is for CPUs with AVX2, FMA and F16C, and for 64-bit ARM"
     if compiler() is None and not prebuilt.has(POOL):
         return f"no C compiler (cc) was found, which makes products many times faster; {pip_install('cpu')} brings one"
@@ -148,11 +149,11 @@ def _library(source: Source) -> ctypes.CDLL | None:
     logger.info("%s: from %s", _title(source), "the cache or the compiler" if code is None else "the package")
     if code is not None:
         with suppress(OSError):  # built for another C library: compile here, where possible
-            return _load(code)
+            return load_library(code)
     try:
         if by is None:
             raise CompileError(f"no prebuilt library of {source.name}.c, and no C compiler")
-        return _load(built(by, source, NATIVE, cpu()))
+        return load_library(built(by, source, NATIVE, cpu()))
     except (QgemmError, OSError) as error:
         with _warning:
             if isinstance(error, CompilerStopped):
@@ -166,14 +167,3 @@ def _library(source: Source) -> ctypes.CDLL | None:
                 _failed.append(f"{problem} {str(error).splitlines()[0]}")
                 warnings.warn(f"products on the CPU stay slow, by NumPy: {error}", RuntimeWarning, stacklevel=5)
         return None
-
-
-def _load(code: bytes) -> ctypes.CDLL:
-    """A library from its bytes: a file in memory has no name under which others could swap it.
-
-    Its descriptor stays open: dlopen would take another library under the same number for this one.
-    """
-    fd = os.memfd_create("qgemm", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(code)
-    return ctypes.CDLL(f"/proc/self/fd/{fd}")

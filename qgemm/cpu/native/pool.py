@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
+import sys
+from contextlib import suppress
 from typing import Any
 
 from qgemm import parallel
 from qgemm.log import logger
+from qgemm.system.process import after_fork, loaded_libraries
 
 from .calls import CHUNKS, POOL
 from .library import Loader, library
 from .sources import Source
 
 _threads = 0  # that the pool has
+_knows_torch = False  # whether torch was imported before a product
+OPENMP = "GOMP_parallel", "omp_get_max_threads"
+RUNTIMES = "libgomp", "libiomp5"  # runtimes of OpenMP that have GOMP_parallel
 
 
 @Loader
@@ -27,9 +32,10 @@ def pool() -> ctypes.CDLL | None:
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
     code.qgemm_multiply.restype = None
+    code.qgemm_replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     code.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     code.qgemm_run.restype = None
-    os.register_at_fork(after_in_child=code.qgemm_after_fork)
+    after_fork(code.qgemm_after_fork)
     atexit.register(code.qgemm_threads, 1)
     return code
 
@@ -42,13 +48,26 @@ def pooled(source: Source) -> ctypes.CDLL | None:
 
 def ready() -> ctypes.CDLL:
     """The library, with the number of threads that is set now."""
-    global _threads
+    global _threads, _knows_torch
     code, threads = pool(), parallel.threads()
     assert code is not None, "`pooled` says so"
+    if not _knows_torch and "torch" in sys.modules:
+        _knows_torch = True
+        _use_openmp(code)
     if threads != _threads and code.qgemm_threads(threads):
         _threads = threads
         logger.info("%d threads share a product on the CPU", threads)
     return code
+
+
+def _use_openmp(code: ctypes.CDLL) -> None:
+    """Let products run on the threads of torch: two sets of threads that spin would take the cores from each other."""
+    for path in loaded_libraries(RUNTIMES):
+        with suppress(OSError, AttributeError):
+            runtime = ctypes.CDLL(path)
+            code.qgemm_use_openmp(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in OPENMP))
+            logger.info("products of several rows run on the threads of %s", path)
+            return
 
 
 def run(work: Any, argument: Any, count: int, least: int) -> None:

@@ -8,24 +8,26 @@ can change its Python as well.
 from __future__ import annotations
 
 import hashlib
-import platform
+import sys
 import warnings
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from qgemm.files.compiled import unsealed
+from qgemm.system.process import cpu, machine
 
-from .compiler import FLAGS, cpu, stamped
+from .compiler import FLAGS, WAITING, stamped
 from .sources import Source, digest
 
 
 class Target(NamedTuple):
     """The CPUs that one set of libraries serves.
 
-    name: of the folder. machine: the value of platform.machine(). needs: flags of /proc/cpuinfo for the instructions
-    that the compiler may use. beyond: flags for instructions of kernels/cpu/vec/ that these libraries do without.
-    march: words for GCC; zig: words for `zig cc`, with the oldest glibc that the libraries support.
+    name: of the folder. machine: the kind of CPU. needs: features, as Linux calls them, for the instructions that the
+    compiler may use. beyond: features for instructions of kernels/cpu/vec/ that these libraries do without. march:
+    words for GCC, none where only Zig serves; zig: words for `zig cc`, with the oldest glibc that the libraries
+    support. system: the value of sys.platform.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Target(NamedTuple):
     beyond: frozenset[str]
     march: tuple[str, ...]
     zig: tuple[str, ...]
+    system: str = "linux"
 
 
 # The instructions of x86-64-v3, those that x86-64-v4 adds, and those of armv8.2-a, as Linux calls them.
@@ -57,6 +60,18 @@ TARGETS = (  # the best first
         "aarch64-dotprod", "aarch64", _V8_2 | {"asimddp"}, frozenset({"i8mm"}),
         ("-march=armv8.2-a+dotprod",), ("-target", "aarch64-linux-gnu.2.17", "-mcpu=generic+v8_2a+dotprod"),
     ),
+    Target(
+        "aarch64-macos", "aarch64", _V8_2 | {"asimddp"}, frozenset({"i8mm"}),
+        (), ("-target", "aarch64-macos.11.0", "-mcpu=apple_m1"), "darwin",
+    ),
+    Target(
+        "x86-64-v3-macos", "x86_64", _V3, frozenset(),
+        (), ("-target", "x86_64-macos.11.0", "-march=x86_64_v3"), "darwin",
+    ),
+    Target(
+        "x86-64-v3-windows", "x86_64", _V3, frozenset(),
+        (), ("-target", "x86_64-windows-gnu", "-march=x86_64_v3", WAITING), "win32",
+    ),
 )  # fmt: skip
 
 
@@ -67,7 +82,8 @@ def folder() -> Path:
 
 def runs(candidate: Target) -> bool:
     """Whether this CPU can run the libraries of a target."""
-    return candidate.machine == platform.machine() and candidate.needs <= set(cpu().split())
+    here = candidate.machine == machine() and candidate.system == sys.platform
+    return here and candidate.needs <= set(cpu().split())
 
 
 @cache
@@ -84,7 +100,7 @@ def outdone() -> bool:
 
 def entry(cpus: Target, source: Source) -> str:
     """The name of a library's file: the hash of all that determines it."""
-    facts = (*source, digest(), FLAGS, cpus.name, cpus.march, sorted(cpus.needs))
+    facts = (*source, digest(), FLAGS, cpus.name, cpus.march or cpus.zig, sorted(cpus.needs))
     return f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
 
 

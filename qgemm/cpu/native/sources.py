@@ -38,6 +38,6 @@ def digest() -> str:
     """The hash of all C files and headers of the folder: a library may include any of them."""
     total = hashlib.sha256()
     root = folder()
-    for path in sorted(root.rglob("*.[ch]")):
+    for path in sorted(root.rglob("*.[ch]"), key=Path.as_posix):
         total.update(repr((path.relative_to(root).as_posix(), path.read_bytes())).encode())
     return total.hexdigest()

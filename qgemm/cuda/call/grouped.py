@@ -2,6 +2,9 @@
 
     ids, x --moe_sort--> token tiles, sorted x --moe_prefill--> sorted products --moe_combine--> y
 
+Kernels that multiply halves alone read x of bf16 as ScaledRows: x is scaled before it is sorted, values between two
+products afterwards.
+
 moe_prefill is the kernel for sm_90 by wgmma, on other GPUs the one for sm_80 by mma.sync; where experts have few tokens
 each it is moe_decode_tiles. All sizes follow from the shape of ids: their values are read by kernels alone.
 """
@@ -15,13 +18,16 @@ from typing import NamedTuple
 
 from qgemm.cuda.jit.twins import TokenTile, TokenTiles
 from qgemm.cuda.kernels.expert_tiles import Size, max_token_tiles
+from qgemm.cuda.kernels.kernel import Kernel
 from qgemm.cuda.kernels.moe_sort import MAX_EXPERTS, MAX_SLOTS, combine_launch, sort_launch
 from qgemm.cuda.kernels.routes import route, sorts, token_tile
 from qgemm.cuda.kernels.sm90_token_tiles import rows_of_x
-from qgemm.cuda.problem import C_TYPES, Routed, gpu
+from qgemm.cuda.layout import scaled_rows
+from qgemm.cuda.problem import C_TYPES, SCALED_ROWS, Routed, gpu
+from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
 
 from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer
-from .plan import Product, Source, enter, gated_pair, prepared, problem, scratch
+from .plan import Product, Source, enter, gated_pair, prepared, problem, scaled, scratch
 
 SCRATCH_ALIGNMENT = 256
 INDEX = 4  # bytes of a slot or row
@@ -45,44 +51,58 @@ class Chunk(NamedTuple):
     slots: int
 
 
-class Sorted:
-    """The sorted slots of a chunk, and scratch memory for rows in their order: `rows`, an array by columns and type."""
+class Rows(NamedTuple):
+    """Rows in memory: their columns, by NumPy's name of the type of a column, and the kernels' name of their form."""
 
-    def __init__(self, call: Call, experts: int, chunk: Chunk, tile: int, *rows: tuple[int, str]) -> None:
-        """tile: rows of a token tile. rows: columns and type of the arrays of sorted rows that the call needs."""
+    columns: int
+    dtype: str
+    kind: str
+
+
+class Sorted:
+    """The sorted slots of a chunk, and scratch memory for rows in their order: `rows`, an array for each Rows."""
+
+    def __init__(self, call: Call, experts: int, chunk: Chunk, tile: int, *rows: Rows) -> None:
+        """tile: rows of a token tile. rows: the arrays of sorted rows that the call needs."""
         self.call, self.experts, self.chunk, self.tile = call, experts, chunk, tile
         count = rows_of_x(chunk.slots, tile)
         tiles = max_token_tiles(chunk.slots, experts, tile) * ctypes.sizeof(TokenTile)
-        row_bytes = [columns * SIZES[dtype] for columns, dtype in rows]
+        row_bytes = [row.columns * SIZES[row.dtype] for row in rows]
         sizes = ctypes.sizeof(TokenTiles), tiles, chunk.slots * INDEX, *(count * width for width in row_bytes)
         *starts, nbytes = accumulate(map(_aligned, sizes), initial=0)
         base = scratch(call, nbytes)
         (self.counts, self.token_tiles, self.row_of_slots, *pointers) = map(base.plus, starts)
-        self.rows = [Array(None, pointer, dtype) for pointer, (_, dtype) in zip(pointers, rows, strict=True)]
+        self.rows = [Array(None, pointer, row.dtype) for pointer, row in zip(pointers, rows, strict=True)]
 
-    def sort(self, ids: Array, x: Array, to: Array, slots_of_x: int) -> None:
-        """ids of the chunk -> token tiles, the order of the slots, and in it rows of x [T, K] or [T, top_k, K]."""
+    def sort(self, ids: Array, x: Array, form: Rows, to: Array, slots_of_x: int) -> None:
+        """ids of the chunk -> token tiles, the order of the slots, and in it rows of x [T, K] or [T, top_k, K].
+
+        form: of the sorted rows.
+        """
         device, chunk, top_k = self.call.device, self.chunk, ids.values.shape[1]
-        k = x.values.shape[-1]
+        k, of_token = x.values.shape[-1], top_k // slots_of_x  # of_token: rows of x
+        rows = x.element(chunk.first * of_token * k)
+        if form.kind == SCALED_ROWS:
+            rows = scaled(self.call, rows, chunk.tokens * of_token, k)
+        row_bytes = form.columns * SIZES[form.dtype]
         sort = sort_launch(
-            device, gpu(device).sms, ids.dtype, chunk.slots, self.experts, self.tile, k * SIZES[x.dtype], slots_of_x
+            device, gpu(device).sms, ids.dtype, chunk.slots, self.experts, self.tile, row_bytes, slots_of_x
         )  # fmt: skip
-        rows = x.element(chunk.first * (top_k // slots_of_x) * k)
         slots = ids.element(chunk.first * top_k)
         enter(self.call, sort, slots, self.counts, self.token_tiles, self.row_of_slots, rows, to.pointer)
 
-    def multiply(self, x: Array, products: Sequence[Product], second: bool = False) -> None:
+    def multiply(self, x: Array, form: Rows, products: Sequence[Product], second: bool = False) -> None:
         """Sorted rows of x by the experts of a product, or of a gate and of the product that it gates.
 
-        second: whether the launch before has waited for the sort.
+        form: of x. second: whether the launch before has waited for the sort.
         """
         first, last = products[0], products[-1]
         w, outputs = first.w, tuple(p.output for p in products)
         routed = Routed(experts=self.experts, stride=first.stride, tokens=self.tile, ids_are_known=second)
         p = problem(w, Source(self.chunk.slots, w.shape[-1], x.dtype))._replace(
-            n=first.n, outputs=outputs, exponent=0, gated=len(products) == 2, routed=routed
+            n=first.n, outputs=outputs, exponent=0, gated=len(products) == 2, routed=routed, x=form.kind
         )
-        if (kernel := route(p).kernel).uses_exponent:
+        if (kernel := _kernel(w, x.dtype, self.tile)).uses_exponent:
             p = p._replace(exponent=max(product.w.exponent for product in products))
         pair = first, last
         absmax = [Pointer(ABSOLUTE, product.w.row_absmax + product.row * SIZES["float32"]) for product in pair]
@@ -104,13 +124,14 @@ class Sorted:
 
 def matmul(call: Call, x: Array, ids: Array, product: Product, tile: int) -> None:
     """y [T, top_k, N] = x @ w[ids].T + bias. Without a bias products are rounded once, to y's type."""
-    experts, k, top_k = product.w.shape[0], product.w.shape[-1], ids.values.shape[1]
+    experts, top_k = product.w.shape[0], ids.values.shape[1]
     dtype = "float32" if product.bias.dtype else product.y.dtype
+    form = _form(product.w, x.dtype, tile)
     for chunk in chunks(ids):
-        slots = Sorted(call, experts, chunk, tile, (k, x.dtype), (product.n, dtype))
+        slots = Sorted(call, experts, chunk, tile, form, _plain(product.n, dtype))
         rows, products = slots.rows
-        slots.sort(ids, x, rows, top_k if x.values.ndim == 2 else 1)
-        slots.multiply(rows, [product._replace(y=products, bias=NOTHING)])
+        slots.sort(ids, x, form, rows, top_k if x.values.ndim == 2 else 1)
+        slots.multiply(rows, form, [product._replace(y=products, bias=NOTHING)])
         slots.combine(products, ids, NOTHING, product, False)
 
 
@@ -122,14 +143,33 @@ def feed_forward(
     Values between the kernels are of x's type, products before the sum over experts of y's.
     """
     gate, up, down = products
-    experts, k = gate.w.shape[0], gate.w.shape[-1]
+    experts, form, second = gate.w.shape[0], _form(gate.w, x.dtype, tile), _form(down.w, x.dtype, tile)
     for chunk in chunks(ids):
-        slots = Sorted(call, experts, chunk, tile, (k, x.dtype), (gate.n, x.dtype), (down.n, down.y.dtype))
+        slots = Sorted(call, experts, chunk, tile, form, _plain(gate.n, x.dtype), _plain(down.n, down.y.dtype))
         rows, between, terms = slots.rows
-        slots.sort(ids, x, rows, ids.values.shape[1])
-        slots.multiply(rows, gated_pair(call, [gate, up], between, function, True))
-        slots.multiply(between, [down._replace(y=terms, bias=NOTHING)], True)
+        slots.sort(ids, x, form, rows, ids.values.shape[1])
+        slots.multiply(rows, form, gated_pair(call, [gate, up], between, function, True))
+        if second.kind == SCALED_ROWS:
+            spare = rows_of_x(chunk.slots, tile) - chunk.slots
+            between = between._replace(pointer=scaled(call, between.pointer, chunk.slots, gate.n, spare))
+        slots.multiply(between, second, [down._replace(y=terms, bias=NOTHING)], True)
         slots.combine(terms, ids, weights, down, True)
+
+
+def _kernel(w: DeviceTensor | DeviceExperts, dtype: str, tile: int) -> Kernel:
+    """The kernel of sorted rows of x, of a type by NumPy's name."""
+    return route(problem(w, Source(1, w.shape[-1], dtype))._replace(routed=Routed(tokens=tile))).kernel
+
+
+def _form(w: DeviceTensor | DeviceExperts, dtype: str, tile: int) -> Rows:
+    """Sorted rows of x as their kernel reads them."""
+    k = w.shape[-1]
+    (kind,) = _kernel(w, dtype, tile).reads(problem(w, Source(1, k, dtype)))
+    return Rows(scaled_rows.pitch(k), "float16", kind) if kind == SCALED_ROWS else _plain(k, dtype)
+
+
+def _plain(columns: int, dtype: str) -> Rows:
+    return Rows(columns, dtype, C_TYPES[dtype])
 
 
 def chunks(ids: Array) -> Iterator[Chunk]:

@@ -15,14 +15,21 @@ from qgemm.codec.format import Format
 from qgemm.codec.group_activations import FORMAT as GROUPED
 from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.codec.q8_1_f32 import FORMAT as ACTIVATIONS
+from qgemm.cuda.driver.tuned import times_of
 from qgemm.cuda.driver.workspace import workspace
-from qgemm.cuda.kernels.activations import dequantize_launch, quantize_groups_launch, quantize_launch, round_launch
-from qgemm.cuda.kernels.gate_products import gate_launch
+from qgemm.cuda.kernels.activations import (
+    dequantize_launch,
+    quantize_groups_launch,
+    quantize_launch,
+    round_launch,
+    scale_launch,
+)
+from qgemm.cuda.kernels.add_epilogue import gate_launch
 from qgemm.cuda.kernels.kernel import Kernel, Launchable
 from qgemm.cuda.kernels.routes import launch, route
-from qgemm.cuda.layout import group_activations, q8_1_k_blocks
+from qgemm.cuda.layout import group_activations, q8_1_k_blocks, scaled_rows
 from qgemm.cuda.layout.tile import tiles_shape
-from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, ExpertStride, Output, Problem, gpu
+from qgemm.cuda.problem import C_TYPES, EIGHT_BITS, ITEMSIZE, Q8_1, SCALED_ROWS, ExpertStride, Output, Problem, gpu
 from qgemm.cuda.tensor import DeviceExperts, DeviceTensor
 
 from .arrays import ABSOLUTE, NOTHING, SIZES, Array, Call, Pointer
@@ -102,7 +109,8 @@ class Form(NamedTuple):
 def problem(w: DeviceTensor | DeviceExperts, source: Source, activation: str = "a16") -> Problem:
     """A product x @ w.T of the call's x, whose outputs are not known yet."""
     on, x, (n, k) = gpu(w.device), C_TYPES[source.dtype], w.shape[-2:]
-    return Problem(w.format, activation, source.m, n, k, on.sm, x, (), w.exponent, on.device, on.sms)
+    p = Problem(w.format, activation, source.m, n, k, on.sm, x, (), w.exponent, on.device, on.sms)
+    return p._replace(times=times_of(on.device))
 
 
 def served(w: DeviceTensor | DeviceExperts, source: Source, activation: str) -> Served:
@@ -138,8 +146,9 @@ def launch_gated(
         return
     apart = [p._replace(y=_sums(call, y)) for p in pair]
     launch_products(call, kernels, apart, source, x)
-    count = call.nbytes[y.pointer.base] // SIZES[y.dtype]
-    enter(call, gate_launch(call.device, function, y.dtype, count), *(p.y.pointer for p in apart), y.pointer)
+    gate, up = apart
+    step = gate_launch(call.device, function, y.dtype, source.m * up.n)
+    enter(call, step, up.y.pointer, y.pointer, NOTHING.pointer, gate.y.pointer)
 
 
 def _sums(call: Call, y: Array) -> Array:
@@ -161,7 +170,7 @@ def launch_products(
     transforms: list[tuple[Callable[[], Launchable], Pointer]] = []
     launches: list[tuple[Launchable, Sequence[Pointer]]] = []
     for kernel, indices in jobs:
-        form = _form(kernel, source, first.activation, first.device, inside)
+        form = _form(kernel, first, source, inside)
         if form.transform is None:
             forms[form.kind] = x
         elif form.kind not in forms:
@@ -214,6 +223,13 @@ def scratch(call: Call, nbytes: int) -> Pointer:
     return Pointer(len(call.addresses) - 1)
 
 
+def scaled(call: Call, x: Pointer, m: int, k: int, spare: int = 0) -> Pointer:
+    """M rows of K bf16 as ScaledRows, in scratch memory with `spare` rows more."""
+    rows = scratch(call, scaled_rows.nbytes(m + spare, k))
+    enter(call, scale_launch(call.device, k, m), x, rows)
+    return rows
+
+
 def capacity(nbytes: int) -> int:
     """The size of the workspace for scratch memory: one of few, since workspaces are never freed."""
     return 1 << max(nbytes - 1, 0).bit_length()
@@ -244,11 +260,13 @@ def _quantizes_x(jobs: Sequence[tuple[Kernel, Sequence[int]]], kernels: Sequence
     return quantizes(kernels[0].problem._replace(n=sum(p.n for p, _ in kernels)))
 
 
-def _form(kernel: Kernel, source: Source, activation: str, device: int, inside: bool) -> Form:
-    """x as a kernel reads it: the call's x for a16 and, `inside`, where the kernel quantizes it itself."""
-    m, k, x = source.m, source.k, C_TYPES[source.dtype]
+def _form(kernel: Kernel, p: Problem, source: Source, inside: bool) -> Form:
+    """x as a kernel reads it: the call's x, if the kernel reads its type or, `inside`, quantizes it itself."""
+    m, k, x, activation, device = p.m, p.k, p.x, p.activation, p.device
     if activation in GROUP_COLUMNS and not source.prepared:
         GROUPED.blocks_in(k, "activations")
+    if activation == "a16" and SCALED_ROWS in kernel.reads(p):
+        return Form(SCALED_ROWS, partial(scale_launch, device, k, m), scaled_rows.nbytes(m, k))
     if activation == "a16" or inside:
         return Form(x)
     if activation in GROUP_COLUMNS and source.prepared:

@@ -17,9 +17,10 @@ from qgemm.arrays import check_floats, check_no_grad, like, on_cuda
 from qgemm.codec.float_types import DType, float_name
 from qgemm.cuda.activations import ALIGNMENT, DeviceActivations
 from qgemm.cuda.driver.workspace import relaxed_capture
-from qgemm.cuda.kernels.gate_products import gate_launch
+from qgemm.cuda.kernels.add_epilogue import gate_launch
 from qgemm.cuda.libraries import library_for, library_or_default
 from qgemm.cuda.problem import C_TYPES
+from qgemm.cuda.tensor import DeviceTensor
 from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 from qgemm.placement import described, misplaced
@@ -87,8 +88,23 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
                 lock.release()
 
 
-def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str) -> None:
-    """All products of x: a kernel stores where it can; else its sums are, the epilogue added, by the call's library."""
+def multiply_by(x: Any, w: DeviceTensor, out: Any, choice: Served) -> None:
+    """out = x @ w.T by a kernel that may not be the one that serves such a product: a candidate of `qgemm tune`."""
+    with recording(x, [w], 1) as call:
+        values = read(call, x, "x", base=X)
+        source = Source(choice.problem.m, choice.problem.k, values.dtype)
+        y = target(call, out, tuple(out.shape), None)
+        _launch(call, values.pointer, source, [Product(w, w.shape[0], y)], choice.problem.activation, [choice])
+
+
+def _launch(
+    call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str,
+    choices: Sequence[Served] | None = None,
+) -> None:  # fmt: skip
+    """All products of x: a kernel stores where it can; else its sums are, the epilogue added, by the call's library.
+
+    choices: the kernels, if not those of the routes.
+    """
     filled = [p for p in products if p.n] if source.m else []
     call.replayable = call.replayable and len(filled) == len(products) and source.k > 0
     if source.k == 0:
@@ -97,7 +113,7 @@ def _launch(call: Call, x: Pointer, source: Source, products: Sequence[Product],
             call.library.assign(sums, 0)
             _store(call, p, sums)
     elif filled:
-        kernels = [served(p.w, source, activation) for p in filled]
+        kernels = choices or [served(p.w, source, activation) for p in filled]
         computed = [
             p if _stores(call, p, kernel) else Product(p.w, p.n, temporary(call, tuple(p.y.values.shape)))
             for p, kernel in zip(filled, kernels, strict=True)
@@ -124,7 +140,7 @@ def _launch_gated(
         _launch(call, x, source, [gate, up], activation)
         stored = y if contiguous(call, y) and y.dtype in C_TYPES else temporary(call, shape)
         gated = gate_launch(call.device, function, stored.dtype, prod(shape))
-        enter(call, gated, gate.y.pointer, up.y.pointer, stored.pointer)
+        enter(call, gated, up.y.pointer, stored.pointer, NOTHING.pointer, gate.y.pointer)
     else:
         stored = y if _stores(call, pair[0], kernels[0]) else temporary(call, shape)
         launch_gated(call, kernels, pair, stored, function, source, x)

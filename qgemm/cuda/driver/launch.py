@@ -19,15 +19,16 @@ from typing import Any
 
 from qgemm.cuda.devices import check, driver, facts, make_current
 from qgemm.cuda.jit import twins
-from qgemm.cuda.problem import EIGHT_BITS
+from qgemm.cuda.layout import scaled_rows
+from qgemm.cuda.problem import EIGHT_BITS, SCALED_ROWS
 
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6  # CU_LAUNCH_ATTRIBUTE_...
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT, in a thread that has not called CUDA's runtime yet
 PROGRAMMATIC = 9, 0  # the first compute capability that launches so
-MAP_TYPES = {"half": 6, "bf16": 9, EIGHT_BITS: 0}  # CU_TENSOR_MAP_DATA_TYPE_...; bytes count as unsigned
+MAP_TYPES = {"half": 6, SCALED_ROWS: 6, EIGHT_BITS: 0}  # CU_TENSOR_MAP_DATA_TYPE_...; bytes count as unsigned
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS = 0, 3, 3, 0
-MAP_ITEMSIZE = {"half": 2, "bf16": 2, EIGHT_BITS: 1}
+MAP_ITEMSIZE = {"half": 2, SCALED_ROWS: 2, EIGHT_BITS: 1}
 BOX_BYTES = 128  # bytes of a row in a box, which the swizzle permutes
 MAX_MAPS = 16  # tensor maps of a launch: x mostly lies at one of few addresses
 
@@ -167,7 +168,8 @@ class TensorMap(twins.TensorMap):
 
     def encode(self, pointer: int, kind: str, rows: int, columns: int, box_rows: int) -> None:
         """Encode a row-major matrix of numbers at a multiple of 16; boxes of 128 bytes a row, swizzled for wgmma."""
-        sizes = _map_sizes(MAP_ITEMSIZE[kind], rows, columns, box_rows)
+        pitch = scaled_rows.pitch(columns) if kind == SCALED_ROWS else columns
+        sizes = _map_sizes(MAP_ITEMSIZE[kind], rows, columns, pitch, box_rows)
         status = driver().cuTensorMapEncodeTiled(
             ctypes.byref(self), MAP_TYPES[kind], 2, ctypes.c_void_p(pointer), *sizes
         )
@@ -175,9 +177,9 @@ class TensorMap(twins.TensorMap):
 
 
 @lru_cache
-def _map_sizes(itemsize: int, rows: int, columns: int, box_rows: int) -> tuple[Any, ...]:
+def _map_sizes(itemsize: int, rows: int, columns: int, pitch: int, box_rows: int) -> tuple[Any, ...]:
     """The arguments of the encoder after the pointer: sizes, strides, box and modes."""
-    sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * itemsize)
+    sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(pitch * itemsize)
     box, steps = (ctypes.c_uint32 * 2)(BOX_BYTES // itemsize, box_rows), (ctypes.c_uint32 * 2)(1, 1)
     return sizes, strides, box, steps, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_256B, FILL_ZEROS
 

@@ -136,6 +136,7 @@ def family_header(fmt: Format) -> str:
     name, *facts = {
         "groups": ("Groups", fmt.code_bits, own_zero, bf16),
         "f8": ("Floats8",),
+        "float_scales": ("FloatScales",),
         "one_of_two": ("OneOfTwo",),
         "codebook": ("Codebook", f"{fmt.name}_codebook"),
     }[fmt.family]

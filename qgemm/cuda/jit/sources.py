@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
 from collections.abc import Mapping
@@ -34,6 +35,15 @@ def kernel_text(kernel: str) -> str:
 def _kernel_paths(folder: Path) -> dict[str, str]:
     """File name -> path below `folder` of every kernel."""
     return {path.name: path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.cu"))}
+
+
+@cache
+def digest() -> str:
+    """SHA-256 of all CUDA sources: measured times hold for one digest."""
+    folder, digest = kernels_dir(), hashlib.sha256()
+    for path in sorted(folder.rglob("*.cu*")):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def closure(source: str, headers: Mapping[str, str]) -> dict[str, str]:

@@ -130,11 +130,12 @@ class StreamK(ctypes.Structure):
 class DenseProduct(ctypes.Structure):
     """One product y [m, n] = x [m, k] @ W [n, k].T of prefill_sm90; pointers come first.
 
-    partials: the workspace of stream-K. tiles: packed W, followed by the absmax of its rows.
+    partials: the workspace of stream-K. tiles: packed W, followed by the absmax of its rows. x: ScaledRows, null if
+    rows of x have no factors.
     """
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("partials", "tiles")),
+        *((name, ctypes.c_void_p) for name in ("partials", "tiles", "x")),
         ("epilogue", EpilogueArguments),
         *((name, ctypes.c_int64) for name in ("n", "k")),
         ("m", ctypes.c_int32),
@@ -176,8 +177,9 @@ class GroupedProducts(ctypes.Structure):
     tiles, row_absmax: of both products, for expert 0. biases: of both products, of bias_types, where one gates the
     other. partials: the workspace of stream-K. expert_bytes, expert_rows: see ExpertProducts. n, k: of a product.
     rows_of_x: rows of the buffer of sorted rows. tiles_are_known: whether the preceding kernel has waited for the sort.
-    stream_k: its divisors; the rest follows from the number of token tiles. x, factor, unit: for mma.sync, the sorted
-    rows, the factor that brings weights into the range of half and its inverse.
+    stream_k: its divisors; the rest follows from the number of token tiles. x: the sorted rows. x_pitch: of one, other
+    than k if x is ScaledRows. factor, unit: for mma.sync, the factor that brings weights into the range of half and its
+    inverse.
     """
 
     _fields_ = [
@@ -185,7 +187,7 @@ class GroupedProducts(ctypes.Structure):
         *((name, ctypes.c_void_p * 2) for name in ("tiles", "row_absmax", "biases")),
         ("epilogue", EpilogueArguments),
         *((name, ctypes.c_int64) for name in ("expert_bytes", "expert_rows", "n", "k")),
-        *((name, ctypes.c_int32) for name in ("rows_of_x", "tiles_are_known")),
+        *((name, ctypes.c_int32) for name in ("rows_of_x", "x_pitch", "tiles_are_known")),
         ("bias_types", ctypes.c_int32 * 2),
         ("stream_k", StreamK),
         *((name, ctypes.c_float) for name in ("factor", "unit")),

@@ -11,8 +11,7 @@ WGMMA_S8_N = (*range(8, 33, 8), *range(48, 257, 16))  # and of that of signed by
 @cache
 def wgmma_header() -> str:
     """C++ for the wgmma of every size: each has its own instruction, with N / 2 registers for the accumulators."""
-    shapes = (_wgmma(c_type, kind, n) for c_type, kind in (("half", "f16"), ("bf16", "bf16")) for n in WGMMA_N)
-    return f"#pragma once\nnamespace qgemm {{\n{''.join(shapes)}}}  // namespace qgemm\n"
+    return f"#pragma once\nnamespace qgemm {{\n{''.join(map(_wgmma, WGMMA_N))}}}  // namespace qgemm\n"
 
 
 @cache
@@ -61,16 +60,15 @@ __device__ __forceinline__ void wgmma_shared<{n}, {add}>(
 """
 
 
-def _wgmma(c_type: str, kind: str, n: int) -> str:
+def _wgmma(n: int) -> str:
     """C++ for m64nNk16 with operand A in registers."""
     count = n // 2
     d = ", ".join(f"%{i}" for i in range(count))
     a = ", ".join(f"%{count + i}" for i in range(4))
     outputs = ", ".join(f'"+f"(acc[{i}])' for i in range(count))
     return f"""template <>
-__device__ __forceinline__ void wgmma<{c_type}, {n}>(
-    float (&acc)[{count}], const u32 (&a)[4], unsigned long long b) {{
-    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
+__device__ __forceinline__ void wgmma<{n}>(float (&acc)[{count}], const u32 (&a)[4], unsigned long long b) {{
+    asm volatile("{{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 "
                  "{{{d}}}, {{{a}}}, %{count + 4}, p, 1, 1, 0; }}"
                  : {outputs} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }}

@@ -1,4 +1,4 @@
-"""Launches of the kernels that quantize x to blocks of codes, and decode them."""
+"""Launches of the kernels that bring x into the forms of product kernels: codes, their values, halves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from .transforms import (
     QUANTIZE_ACTIVATIONS,
     QUANTIZE_ACTIVATIONS_GROUPS,
     ROUND_ACTIVATIONS,
+    SCALE_ROWS,
+    SCALE_THREADS,
     groups_template,
 )
 
@@ -52,8 +54,14 @@ def round_launch(device: int, source: str, out: str, k: int, m: int) -> Launch:
     return _launch(ROUND_ACTIVATIONS.load(In=source, Out=out), (-(-m * k // (SHARE * THREADS)), 1), k, m)
 
 
-def _launch(function: Any, grid: tuple[int, int], k: int, m: int) -> Launch:
+@cache
+def scale_launch(device: int, k: int, m: int) -> Launch:
+    """The kernel that scales M rows of K bf16 to halves. Its pointers: x, aligned to 16 bytes, and the ScaledRows."""
+    return _launch(SCALE_ROWS.load(None, **SCALE_ROWS.types[0]), (m, 1), k, m, SCALE_THREADS)
+
+
+def _launch(function: Any, grid: tuple[int, int], k: int, m: int, threads: int = THREADS) -> Launch:
     pointers = (ctypes.c_void_p * 2)()
     arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in (0, ctypes.sizeof(ctypes.c_void_p)))
     arguments = (*arrays, ctypes.c_int64(k), ctypes.c_int(m))
-    return Launch(function, grid, THREADS, 0, arguments, pointers, 2)
+    return Launch(function, grid, threads, 0, arguments, pointers, 2)

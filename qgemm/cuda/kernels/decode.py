@@ -40,6 +40,7 @@ from .decode_config import (
     gated_config,
     kernel_table_bytes,
     quantized_bytes,
+    shared_limit,
     sliced_bytes,
     tile_kind,
 )
@@ -152,12 +153,13 @@ def forms_of_slots(p: Problem) -> Iterator[Problem]:
 # ---------------------------------------------------------------- launches
 
 
-def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Template) -> int:
+def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Template, sm: int) -> int:
     """Shared memory of a CTA: the inbox, and then the pipelines, whose place the reduction takes at the end; at least
     the reserved bytes."""
     pipelines = kernel_table_bytes(fmt, name) + int(constants["WARP_SPLIT_K"]) * int(constants["WARP_BYTES"])
     pipelines += quantized_bytes(name, str(constants["In"]), int(constants["TOKENS"])) + sliced_bytes(config.columns)
-    return max(int(constants["INBOX_BYTES"]) + max(pipelines, int(constants["REDUCE_BYTES"])), config.reserved)
+    reserved = min(config.reserved, shared_limit(sm))  # which a row for sm_90 exceeds on sm_120
+    return max(int(constants["INBOX_BYTES"]) + max(pipelines, int(constants["REDUCE_BYTES"])), reserved)
 
 
 def ctas_of(n: int, p: Problem, config: DecodeConfig) -> int:
@@ -184,7 +186,7 @@ def prepare(
     """The launch of the kernel with these arguments, the first of which are this number of pointers."""
     constants, table = template(name, p, config), table_name(name, p)
     cluster = config.cluster_split_k if config.cluster_split_k > 1 else 0
-    shared = shared_bytes(table, p.format, config, constants)
+    shared = shared_bytes(table, p.format, config, constants, p.sm)
     function, threads = load(SOURCE, p.format, **constants), 32 * int(constants["WARP_SPLIT_K"])
     return Launch(function, grid, threads, shared, (arguments,), arguments, pointers, cluster)
 

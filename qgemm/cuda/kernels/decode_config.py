@@ -96,8 +96,10 @@ class DecodeConfig(NamedTuple):
         cluster = f" in each CTA of a cluster of {self.cluster_split_k}" if self.cluster_split_k > 1 else ""
         return (
             f"{self.m16_tiles} m16_tiles, warp_split_k {self.warp_split_k}{cluster}, {self.shared >> 10} KiB, "
-            f"at most {self.max_stages} stages"
-        )
+            f"at most {self.max_stages} stages" + " of tiles" * self.whole_tiles
+            + f", {self.prefetch} prefetched" * bool(self.prefetch)
+            + f", {self.columns} columns in slices" * bool(self.columns)
+        )  # fmt: skip
 
 
 def _row(values: list[Any]) -> DecodeConfig:
@@ -152,9 +154,10 @@ def tile_kind(fmt: Format) -> str:
 def decode_ranked(
     fmt: Format, kernel: str, tokens: int, m: int, row_blocks: int, k: int, sm: int
 ) -> list[DecodeConfig]:
-    """Configs for M rows of x [m, k] and `row_blocks` row_blocks of W, the best first."""
-    rows = decode_configs_for(fmt, kernel, tokens, sm)
-    return [row for row in rows if row_blocks >= row.row_blocks and k >= row.k and m >= row.m]
+    """Configs for M rows of x [m, k] and `row_blocks` row_blocks of W, the best first; those for larger sizes last."""
+    rows = list(decode_configs_for(fmt, kernel, tokens, sm))
+    rows.sort(key=lambda row: not (row_blocks >= row.row_blocks and k >= row.k and m >= row.m))
+    return list({str(row): row for row in reversed(rows)}.values())[::-1]  # rows may differ in their sizes alone
 
 
 def gated_config(config: DecodeConfig) -> DecodeConfig:

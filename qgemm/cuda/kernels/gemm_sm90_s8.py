@@ -235,7 +235,7 @@ def whole_tiles(count: int, clusters: int) -> int:
 
 def quantizes(p: Problem) -> bool:
     """Whether the kernel quantizes x itself: it has requantizers, W is one slice, and x is small enough."""
-    requantizers = p.x in TYPES and ranked(p)[0][0].requantizers > 0
+    requantizers = p.x in TYPES and GEMM_SM90_S8.choose(p).requantizers > 0
     return requantizers and p.m * p.k <= MAX_QUANTIZED and len(slices(p.n, p.k)) == 1
 
 

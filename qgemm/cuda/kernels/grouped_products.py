@@ -11,6 +11,8 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.twins import GATE_CODES, TYPE_CODES, GroupedProducts, StreamK, Types
 from qgemm.cuda.problem import Output, Problem
 
+from .kernel import x_pitch
+
 POINTERS = 11  # pointers of GroupedProducts, which a call writes
 GATES = ("silu", "swiglu_oai")  # gates of the models that are prepared; others compile at first use
 
@@ -35,7 +37,8 @@ def grouped_products(
     first, second = p.outputs if len(p.outputs) == 2 else (p.outputs[0], Output(p.n))
     products = GroupedProducts(
         expert_bytes=p.routed.stride.nbytes, expert_rows=p.routed.stride.rows, n=p.n, k=p.k,
-        rows_of_x=rows_of_x, tiles_are_known=p.routed.ids_are_known, stream_k=stream_k, factor=factor, unit=unit,
+        rows_of_x=rows_of_x, x_pitch=x_pitch(p), tiles_are_known=p.routed.ids_are_known, stream_k=stream_k,
+        factor=factor, unit=unit,
     )  # fmt: skip
     products.epilogue.types = Types.from_names(first.y, "", "")
     products.bias_types[:] = [TYPE_CODES.get(output.bias, 0) for output in (first, second)]

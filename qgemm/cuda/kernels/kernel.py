@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from qgemm.codec.format import Format
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.problem import C_TYPES, Problem
+from qgemm.cuda.layout import scaled_rows
+from qgemm.cuda.problem import C_TYPES, SCALED_ROWS, Problem
 
 from .expert_tiles import Size
 
@@ -23,8 +25,22 @@ ExtraUnits = Callable[[Format | None, int, Collection[str]], Iterable[tuple[str,
 TokenTile = Callable[[tuple[Size, ...], int, int, int, int], int]
 
 
+def _ratio(us: float | None, other: float | None) -> float:
+    return us / other if us and other else 1.0
+
+
 def _no_units(fmt: Format | None, sm: int, activations: Collection[str]) -> tuple[()]:
     return ()
+
+
+def half_rows(problem: Problem) -> tuple[str, ...]:
+    """x as kernels read it that multiply halves alone: rows of other types are scaled."""
+    return (problem.x if problem.x == "half" else SCALED_ROWS,)
+
+
+def x_pitch(problem: Problem) -> int:
+    """Elements from a row of x to the next, as a kernel of half_rows reads it."""
+    return scaled_rows.pitch(problem.k) if problem.x == SCALED_ROWS else problem.k
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +59,7 @@ class Kernel:
     products: the number of products of one format that a launch computes.
     adds: whether it adds bias and residual itself.
     uses_exponent: whether the exponent of a problem, which brings all of W into the range of half, has a use.
+    rounds: whether it rounds weights to the type of x before it multiplies.
     takes_q8_1: whether x of "a8" comes as Q8_1 blocks; otherwise as the values that they decode to.
     outs: type of x as the kernel reads it -> NumPy's names of the types of y, for each of which its source is compiled
         anew; () if one source stores any type.
@@ -66,6 +83,7 @@ class Kernel:
     products: int = 1
     adds: bool = False
     uses_exponent: bool = False
+    rounds: bool = False
     takes_q8_1: bool = False
     outs: Callable[[str], tuple[str, ...]] = lambda x: ()
     forms: Callable[[Problem], Iterable[Problem]] = lambda problem: (problem,)
@@ -80,8 +98,27 @@ class Kernel:
         return y in (self.outs(x) or C_TYPES)
 
     def choose(self, problem: Problem) -> Any:
-        """The config for a problem."""
-        return self.ranked(problem)[0][0]
+        """The config for a problem: the fastest by the times of its GPU, without any the first of `ranked`."""
+        timed = self.timed(problem)
+        return timed[0][0] if timed else self.ranked(problem)[0][0]
+
+    def timed(self, problem: Problem) -> list[tuple[Any, float]]:
+        """The configs that were timed on the problem's GPU and can serve it, with their us, the fastest first.
+
+        For another number of rows of x than the timed one, the predicted time times the factor by which the prediction
+        for the timed number was wrong; where a table ranks the configs, the time itself.
+        """
+        row = problem.timed()
+        if row is None or self.name not in row.us:
+            return []
+        measured, rows = row.us[self.name], problem._replace(m=row.m)
+        predicted = {} if row.m == problem.m else {str(config): us for config, us in self.ranked(rows)}
+        times = [
+            (config, measured[name] * _ratio(us, predicted.get(name)))
+            for config, us in self.ranked(problem)
+            if (name := str(config)) in measured and us != inf
+        ]
+        return sorted(times, key=lambda pair: pair[1])
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"

@@ -19,7 +19,7 @@ from qgemm.cuda.problem import Problem
 from .decode_config import shared_limit
 from .expert_tiles import Size, best_tile, expected_tiles, max_token_tiles, read_us
 from .grouped_products import POINTERS, forms, gate_template, grouped_products
-from .kernel import Kernel
+from .kernel import Kernel, half_rows
 from .prefill_sm80 import A16, MIN_STAGES, Sm80Config, shared_bytes, weight_factors
 from .prefill_sm80 import template as template_sm80
 
@@ -110,6 +110,6 @@ class GroupedLaunch:
 
 
 MOE_PREFILL_SM80 = Kernel(
-    NAME, configs, ranked, chosen, template, GroupedLaunch, products=2, forms=forms, uses_exponent=True,
-    token_tile=token_tile,
+    NAME, configs, ranked, chosen, template, GroupedLaunch, reads=half_rows, products=2, forms=forms,
+    uses_exponent=True, token_tile=token_tile,
 )  # fmt: skip

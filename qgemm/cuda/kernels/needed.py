@@ -13,9 +13,10 @@ from qgemm.codec.format import Format
 from qgemm.codec.group_activations import GROUP_COLUMNS, multiplies
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import TUNED_SMS, TYPES, Output, Problem, Routed
+from qgemm.cuda.times import Times
 
 from .kernel import Kernel
-from .routes import PLAIN, ROUTES, TYPE_NAMES, Grouping, common_variants, extra_units, route
+from .routes import PLAIN, ROUTES, TYPE_NAMES, Grouping, alternatives, common_variants, extra_units, route
 from .transforms import PACK
 
 ROWS = range(1, 4097)  # rows of x: from one token to a long prompt
@@ -31,20 +32,22 @@ def needed(
     rows: Sequence[int] = ROWS,
     activations: Sequence[str] = ACTIVATIONS,
     types: Sequence[str] = TYPES,
+    times: Times | None = None,
 ) -> set[Key]:
     """Every kernel that uploading these tensors, and products with any of these numbers of rows of x, need.
 
     tensors: on the host or on a GPU; those with three axes are experts, multiplied together or singly. sm, sms: compute
     capability (90 is 9.0) and multiprocessors of the GPU. types: the kernels' names of the types of x; y has any type.
-    Weights may share a launch with more weights of their format.
+    Weights may share a launch with more weights of their format. times: of the GPU, whose configs are needed as well.
     """
     shapes: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     experts: dict[Format, set[tuple[int, ...]]] = defaultdict(set)
     for tensor in tensors:
-        if tensor.ndim > 1 and (tensor.format.tiled or PLAIN.holds(tensor.format)):
-            shapes[tensor.format].add(tuple(tensor.shape[-2:]))
-        if tensor.ndim == 3 and (tensor.format.tiled or PLAIN.holds(tensor.format)) and "a16" in activations:
-            experts[tensor.format].add(tuple(tensor.shape))
+        fmt = tensor.format.on_device
+        if tensor.ndim > 1 and (fmt.tiled or PLAIN.holds(fmt)):
+            shapes[fmt].add(tuple(tensor.shape[-2:]))
+            if tensor.ndim == 3 and "a16" in activations:
+                experts[fmt].add(tuple(tensor.shape))
     keys = {_key(name, None, template) for name, template in common_variants(sm)}
     for fmt, matrices in shapes.items():
         if fmt.tiled:
@@ -54,12 +57,28 @@ def needed(
                 p = Problem(fmt, activation, group[0], n, k, sm, x, sms=sms)
                 keys |= {_key(kernel.name, fmt, template) for template in _templates(kernel, p, group)}
         keys |= {_key(name, fmt, template) for name, template in extra_units(fmt, sm, activations)}
+        for (n, k), activation, x in product(matrices if times else (), activations, types):
+            if multiplies(activation, fmt):
+                keys |= set(_timed(Problem(fmt, activation, 1, n, k, sm, x, sms=sms, times=times), rows))
     for fmt, matrices in experts.items():
         for x, (e, n, k) in product(types, matrices):
             p = Problem(fmt, "a16", 1, n, k, sm, x, (Output(n),), sms=sms, routed=Routed(experts=e))
             keys |= set(_by_slots(p, rows))
             keys |= set(_by_tiles(p, max(rows)))
     return keys
+
+
+def _timed(p: Problem, rows: Sequence[int]) -> Iterator[Key]:
+    """The kernels that the times of the GPU may choose for any of these numbers of rows: all that were timed for it."""
+    serving = {row.m: row for m in rows if (row := p._replace(m=m).timed()) is not None}
+    for m, row in serving.items():
+        of_m = p._replace(m=m)
+        for kernel in (other.kernel for other in alternatives(of_m) if other.kernel.name in row.us):
+            for source, config in product(kernel.reads(of_m), [config for config, _ in kernel.timed(of_m)]):
+                for out in kernel.outs(source) or TYPE_NAMES[:1] if config is not None else ():
+                    yield _key(kernel.name, p.format, kernel.template(
+                        of_m._replace(x=source, outputs=(Output(p.n, out),)), config
+                    ))  # fmt: skip
 
 
 def _by_slots(p: Problem, rows: Sequence[int]) -> Iterator[Key]:
@@ -79,7 +98,8 @@ def _by_tiles(p: Problem, rows: int) -> Iterator[Key]:
         for tokens in (tokens for tokens in row.tokens if tokens <= max(row.tokens[0], 2 * load)):
             of_tiles = p._replace(routed=p.routed._replace(tokens=tokens))
             if row.fits(of_tiles):
-                for form in row.kernel.forms(of_tiles):
+                (kind,) = row.kernel.reads(of_tiles)
+                for form in row.kernel.forms(of_tiles._replace(x=kind)):
                     for config in row.kernel.configs(form):
                         yield _key(row.kernel.name, p.format, row.kernel.template(form, config))
 

@@ -7,7 +7,6 @@ are multiplied as they are; of two types both become float32, so that products a
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import prod
@@ -18,20 +17,18 @@ import numpy as np
 from qgemm.codec.format import Format
 from qgemm.cuda.devices import is_capturing
 from qgemm.cuda.driver.cublas import Matrix, cublas
-from qgemm.cuda.driver.launch import Launch
 from qgemm.cuda.driver.workspace import relaxed_capture, workspace
 from qgemm.cuda.jit.codegen import Template
-from qgemm.cuda.jit.twins import GATE_CODES, TYPE_CODES
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.libraries import Library, default_library
-from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Output, Problem
+from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Problem
 
+from .add_epilogue import epilogue_launch
 from .kernel import Kernel, Launchable, Ranked
-from .transforms import ADD_EPILOGUE, DEQUANTIZE_TILES, EPILOGUE_THREADS
+from .transforms import DEQUANTIZE_TILES
 
 WORKSPACE = 256 << 20  # bytes of dense weights at a time
 MAX_GRID_Y = 65535  # CUDA's limit on the second axis of a grid
-MAX_CTAS = 1 << 20  # CTAs of add_epilogue, whose threads store several numbers each if y is larger
 LEGACY = 1  # the largest handle of CUDA's default stream, which no graph captures
 ALIGNED = 256  # bytes between pieces of scratch memory
 
@@ -73,7 +70,7 @@ def launch(p: Problem, _: None) -> Launchable:
         p.m * p.n * 4 * (not direct),
     )
     *starts, nbytes = accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0)
-    add = None if direct else epilogue_launch(p.m, output)
+    add = None if direct else epilogue_launch(p.device, p.m, output)
     library, arrays = cublas(p.device), default_library()
     row_block = 0 if plain else prod(tiles.tiles_shape(p.format, tiles.ROWS, p.k))
 
@@ -121,20 +118,6 @@ def _scratch(arrays: Library, device: int, stream: int, nbytes: int) -> tuple[An
     return memory, arrays.pointer(memory)
 
 
-def epilogue_launch(m: int, output: Output) -> Launch:
-    """The kernel that adds an epilogue. Its pointers: sums [M, N] of float32, y, bias, residual, 0 for none."""
-    count = m * output.n
-    pointers = (ctypes.c_void_p * 4)()
-    size = ctypes.sizeof(ctypes.c_void_p)
-    arrays = (ctypes.c_void_p.from_buffer(pointers, offset) for offset in range(0, 4 * size, size))
-    types = (TYPE_CODES.get(name, 0) for name in (output.y, output.bias, output.residual))
-    codes = (ctypes.c_int(code) for code in (*types, GATE_CODES.get(output.gate, 0)))
-    arguments = (*arrays, ctypes.c_int64(output.n), ctypes.c_int64(count), *codes)
-    grid = min(MAX_CTAS, -(-count // EPILOGUE_THREADS))
-    function = ADD_EPILOGUE.load(None, **ADD_EPILOGUE.types[0])
-    return Launch(function, grid, EPILOGUE_THREADS, 0, arguments, pointers, 4, programmatic=False)
-
-
 def plain_type(fmt: Format) -> str:
     """NumPy's name of the type of a plain format."""
     return "bfloat16" if fmt.name == "bf16" else fmt.dtype.name
@@ -163,6 +146,14 @@ def _template(p: Problem, config: Template) -> Template:
 
 # Its launches run the transform of the same name, whatever the config.
 DEQUANTIZE = Kernel(
-    DEQUANTIZE_TILES.name, _no_config, _ranked, _dequantize_templates, _template, launch, adds=True, uses_exponent=True
+    DEQUANTIZE_TILES.name,
+    _no_config,
+    _ranked,
+    _dequantize_templates,
+    _template,
+    launch,
+    adds=True,
+    uses_exponent=True,
+    rounds=True,
 )
 CUBLAS = Kernel("cublas", _no_config, _ranked, _no_config, _template, launch, adds=True, uses_exponent=True)

@@ -15,11 +15,11 @@ from qgemm.cuda.driver.workspace import workspace
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import C_TYPES, Q8_1, Problem
+from qgemm.cuda.problem import C_TYPES, Q8_1, SCALED_ROWS, Problem
 
 from .choices import fastest
 from .decode_config import TOKEN_BYTES, shared_limit
-from .kernel import Kernel, Launchable
+from .kernel import Kernel, Launchable, half_rows, x_pitch
 
 
 class Sm80Config(NamedTuple):
@@ -165,7 +165,7 @@ def template(fmt: Format, config: Sm80Config, source: str, out: str, sm: int) ->
         "REDUCE_BYTES": reduce_bytes(config),
         "SMEM_BYTES": shared_bytes(fmt, config, stages),
     }
-    return {"In": source, "Out": out, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}
+    return {"In": "half" if source == SCALED_ROWS else source, "Out": out, **sizes, "MAX_SPLIT_K": MAX_SPLIT_K}
 
 
 def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
@@ -174,7 +174,8 @@ def launch(kernel: str, p: Problem, plan: Plan) -> Launchable:
     constants, count = template(p.format, config, p.x, out, p.sm), tiles_of(config, p.n, p.m)
     pointers = (ctypes.c_void_p * 5)()  # w, x, y, partials, counters
     arrays = (ctypes.c_void_p.from_buffer(pointers, i * ctypes.sizeof(ctypes.c_void_p)) for i in range(5))
-    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), ctypes.c_int(split_k)
+    pitch = (x_pitch(p),) * (kernel == A16)
+    sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), *map(ctypes.c_int, (p.m, *pitch, split_k))
     product = Launch(
         load(kernel, p.format, **constants),
         count * split_k,
@@ -219,7 +220,7 @@ MAX_EXPONENT = 126  # beyond it the factor overflows float32
 
 def weight_factors(p: Problem) -> tuple[float, float]:
     """Two factors: of weights, to bring them into the range of half, and of sums, to undo it."""
-    exponent = max(-MAX_EXPONENT, min(p.exponent, MAX_EXPONENT)) if p.x == "half" else 0
+    exponent = max(-MAX_EXPONENT, min(p.exponent, MAX_EXPONENT))
     return 2.0 ** (tiles.level_exponent(p.format) - exponent), 2.0**exponent
 
 
@@ -230,7 +231,7 @@ def configs(kernel: str, p: Problem) -> tuple[Plan, ...]:
 
 def outs(x: str) -> tuple[str, ...]:
     """float32 and the type of x. y of another type of 16 bits is rare; it is converted after the product."""
-    return "float32", *(name for name, kind in C_TYPES.items() if kind == x)
+    return "float32", "bfloat16" if x == SCALED_ROWS else "float16"
 
 
 def _template(p: Problem, plan: Plan) -> Template:
@@ -239,7 +240,7 @@ def _template(p: Problem, plan: Plan) -> Template:
 
 PREFILL_SM80 = Kernel(
     A16, partial(configs, A16), partial(ranked, A16), partial(chosen, A16), _template,
-    partial(launch, A16), outs=outs, uses_exponent=True,
+    partial(launch, A16), reads=half_rows, outs=outs, uses_exponent=True, rounds=True,
 )  # fmt: skip
 PREFILL_SM80_A8 = Kernel(
     A8, partial(configs, A8), partial(ranked, A8), partial(chosen, A8), _template,

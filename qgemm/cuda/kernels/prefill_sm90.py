@@ -11,12 +11,12 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.jit.load import load
 from qgemm.cuda.jit.twins import DenseProduct, Divisor, EpilogueArguments, Outputs, StreamK, Types
 from qgemm.cuda.layout import tile as tiles
-from qgemm.cuda.problem import Problem
+from qgemm.cuda.problem import SCALED_ROWS, Problem
 from qgemm.locks import new_lock
 
 from . import sm90_cost
 from .grouped_products import POINTERS, forms, gate_template, grouped_products
-from .kernel import Kernel
+from .kernel import Kernel, half_rows
 from .sm90_config import Sm90Config, prefill_template
 from .sm90_grid import PAIR, PARTIALS, grid_of, partials_bytes, stream_k_of, workspace_bytes
 from .sm90_token_tiles import config_of, rows_of_x, token_tile
@@ -45,12 +45,18 @@ class PrefillLaunch:
         )  # fmt: skip
         workspace_size = workspace_bytes(grid, count, config)
         partials = partial(address, p.device, PARTIALS, workspace_size)
-        self.enter = by_tensor_map(
+        launch = by_tensor_map(
             (p.x, p.m, p.k, min(p.m, config.tokens)), partials, load(SOURCE, p.format, **template), (product,),
-            grid.ctas, config.threads, int(template["SMEM_BYTES"]), product, 2 + len(Outputs._fields_),
+            grid.ctas, config.threads, int(template["SMEM_BYTES"]), product, 3 + len(Outputs._fields_),
             PAIR if grid.cluster_split_k else 0,
         )  # fmt: skip
-        self.grid, self.template, self.workspace_size = grid, template, workspace_size
+
+        scaled = p.x == SCALED_ROWS
+
+        def enter(stream: int, x: int, w: int, *outputs: int) -> None:
+            launch(stream, x, w, x if scaled else 0, *outputs)
+
+        self.enter, self.grid, self.template, self.workspace_size = enter, grid, template, workspace_size
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
         """See `enter`."""
@@ -128,10 +134,10 @@ def grouped_chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm90Config]:
 PREFILL_SM90 = Kernel(
     SOURCE, sm90_cost.configs, sm90_cost.ranked, sm90_cost.chosen,
     lambda p, config: prefill_template(p.format, config, p.x), lambda p, config: PrefillLaunch(p, config).enter,
-    adds=True,
+    reads=half_rows, adds=True, rounds=True,
 )  # fmt: skip
 MOE_PREFILL_SM90 = Kernel(
     "moe_prefill_sm90", grouped_configs, grouped_ranked, grouped_chosen, grouped_template, GroupedLaunch,
-    SOURCE, products=2, forms=forms,
+    SOURCE, reads=half_rows, products=2, forms=forms,
     token_tile=lambda sizes, slots, experts, sms, sm: token_tile(sizes, slots, experts, sms),
 )  # fmt: skip

@@ -121,7 +121,7 @@ def quantizes(p: Problem) -> bool:
     """Whether the kernel quantizes x itself: no CTA has more than one batch of it."""
     if p.x not in TYPES:
         return False
-    *_, grid = _grid(p, ranked(p)[0][0])
+    *_, grid = _grid(p, PREFILL_SM90_EIGHT_BITS.choose(p))
     return group_activations.scales_at(p.m, p.k) <= X_BATCH * grid.ctas
 
 

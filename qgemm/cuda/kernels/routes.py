@@ -48,6 +48,7 @@ GEMM_TOKENS = (gemm_sm90_s8.BLOCK_TOKENS,)
 # mma.sync of e4m3 on sm_90 costs 1.9 times as much as of int8: 180.5 instead of 97.3 us with 256 rows of x, 44.1
 # instead of 22.2 us with 16 (8192x8192).
 E4M3_BY_MMA_SYNC = 1.9
+EXACT_ROWS = 16  # rows of x up to which exact products stay exact, whatever was timed
 MAX_LAUNCHES = 1024  # launches in the cache
 LARGE = 4096  # rows of x, too many for the decode kernels
 TYPE_NAMES = tuple(C_TYPES)
@@ -115,14 +116,17 @@ class Route(NamedTuple):
     grouping: Grouping = Grouping.DENSE
 
     def fits(self, p: Problem) -> bool:
-        """Whether this row serves the problem."""
+        """Whether this row serves the problem, unless a row above does."""
+        return self.may_serve(p) and self.pays(p)
+
+    def may_serve(self, p: Problem) -> bool:
+        """Whether the kernel can serve the problem, be it worth it or not."""
         return (
             grouping_of(p) is self.grouping
             and (self.grouping is not Grouping.TILES or (p.routed or Routed()).tokens in self.tokens)
             and p.x in self.types
             and p.m <= self.max_rows
             and self.can_serve(p)
-            and self.pays(p)
         )
 
     def can_serve(self, p: Problem) -> bool:
@@ -206,7 +210,14 @@ def source_of(kernel: str) -> str:
 
 
 def route(p: Problem) -> Route:
-    """The first row that fits; UnsupportedError prints the problem and where routes live."""
+    """The row of the fastest kernel by the times of the problem's GPU, without any the first row that fits.
+
+    UnsupportedError prints the problem and where routes live.
+    """
+    if p.timed() is not None:
+        times = [(times[0][1], row) for row in alternatives(p) if (times := row.kernel.timed(p))]
+        if times:
+            return min(times, key=lambda pair: pair[0])[1]
     for row in ROUTES:
         if row.fits(p):
             return row
@@ -215,6 +226,20 @@ def route(p: Problem) -> Route:
     raise UnsupportedError(
         f"no kernel for {p}{since}; the table is ROUTES in qgemm/cuda/kernels/routes.py (`qgemm routes` prints it)"
     )
+
+
+def alternatives(p: Problem) -> list[Route]:
+    """The rows of all kernels that can serve a problem as exactly, the row that is chosen without times first.
+
+    Up to EXACT_ROWS rows of x no kernel that rounds weights takes the place of one that does not.
+    """
+    rows = {row.kernel: row for row in reversed(ROUTES) if row.may_serve(p)}
+    first = next((row for row in ROUTES if row.fits(p)), None)
+    if first is None:
+        return []
+    others = (row for row in reversed(rows.values()) if row.kernel is not first.kernel)
+    exact = p.m <= EXACT_ROWS and not first.kernel.rounds
+    return [first, *(row for row in others if not (exact and row.kernel.rounds))]
 
 
 def can_serve(kernel: Kernel, p: Problem) -> bool:
@@ -237,9 +262,8 @@ def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: 
 
 @lru_cache(maxsize=MAX_LAUNCHES)
 def launch(kernel: Kernel, p: Problem) -> Launchable:
-    """The launch of a kernel for a problem, by the config that the kernel ranks first; kept."""
-    config, _ = kernel.ranked(p)[0]
-    return kernel.launch(p, config)
+    """The launch of a kernel for a problem, by the config that the kernel chooses; kept."""
+    return kernel.launch(p, kernel.choose(p))
 
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:

@@ -12,7 +12,7 @@ from qgemm.cuda.jit.twins import TYPE_CODES
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout.row_scale import range_of
 from qgemm.cuda.layout.tile import K_BLOCK, ROWS, k_blocks, table_bytes, tile_dtype
-from qgemm.cuda.problem import C_TYPES
+from qgemm.cuda.problem import C_TYPES, SCALED_ROWS
 
 SHARED = 227 << 10  # largest shared memory of a CTA of sm_90, in bytes
 SUM = 4  # bytes of an accumulator
@@ -181,7 +181,7 @@ def field_stages(fmt: Format, config: Sm90Config, stages: int) -> int:
 
 def prefill_template(fmt: Format, config: Sm90Config, source: str) -> Template:
     """The constants of prefill_sm90 for x of type `source` and one dense product."""
-    unit = range_of(fmt, source)
+    unit = range_of(fmt)
     return {
         **pipeline_template(fmt, config, source),
         "ROW_SCALE_LEVEL": unit.level,
@@ -195,7 +195,7 @@ def pipeline_template(fmt: Format, config: Sm90Config, source: str) -> Template:
     """The constants of all kernels with the pipeline of prefill_sm90."""
     stages = stages_of(fmt, config)
     return {
-        "In": source,
+        "In": "half" if source == SCALED_ROWS else source,
         "GROUPED": 0,
         "BLOCK_TOKENS": config.tokens,
         "ROW_BLOCKS": config.row_blocks,

@@ -2,7 +2,7 @@
 
     us = fixed + hypot(work, memory) + later tiles + reduction
 
-fixed and the time of a k_block are measured for each format, type of x and config. The other constants hold for all
+fixed and the time of a k_block are measured for each format and config. The other constants hold for all
 configs. tools/tune_sm90.py measures and fits them (configs/prefill_sm90.json); docs/choosing-a-config.md explains them.
 """
 
@@ -23,7 +23,7 @@ from .sm90_config import Sm90Config
 from .sm90_grid import grid_of
 
 DATA = "prefill_sm90"  # the file in configs/
-TOKEN_TILES = tuple(sorted({row[1] for rows in read(DATA)["formats"].values() for row in rows}))  # for any format
+TOKEN_TILES = tuple(sorted({row[0] for rows in read(DATA)["formats"].values() for row in rows}))  # for any format
 UNIT_SIZE = 128  # tokens * row_blocks: the unit of a work tile's size in the cost of epilogue and reduction
 
 
@@ -115,14 +115,13 @@ def model() -> Model:
 
 
 @cache
-def measured(fmt: Format, x: str) -> tuple[Measured, ...]:
-    """The configs that fit a format, for x of this type; a format that was not tuned has those of the nearest one."""
+def measured(fmt: Format) -> tuple[Measured, ...]:
+    """The configs that fit a format; a format that was not tuned has those of the nearest one."""
     formats = read(DATA)["formats"]
     rows = formats[fmt.name if fmt.name in formats else nearest(fmt)]
     configs = (
         Measured(Sm90Config(tokens, row_blocks, wg_split_k, k_blocks_per_stage, bool(single_tile)), *us)
-        for source, tokens, row_blocks, wg_split_k, k_blocks_per_stage, single_tile, *us in rows
-        if source == x
+        for tokens, row_blocks, wg_split_k, k_blocks_per_stage, single_tile, *us in rows
     )
     return tuple(row for row in configs if row.config.fits(fmt))
 
@@ -145,13 +144,13 @@ def tile_facts(fmt: Format) -> tuple[int, int, int]:
 
 def ranked(p: Problem) -> list[tuple[Sm90Config, float]]:
     """Every config that can serve a problem and its predicted us, the fastest first."""
-    times = ((row.config, predicted(p, row, p.m)) for row in measured(p.format, p.x))
+    times = ((row.config, predicted(p, row, p.m)) for row in measured(p.format))
     return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
 
 
 def chosen(p: Problem, rows: Sequence[int]) -> list[Sm90Config]:
     """The configs that are chosen for any of these numbers of rows of x."""
-    candidates = measured(p.format, p.x)
+    candidates = measured(p.format)
     return fastest(((row.config, row.config.tokens, partial(predicted, p, row)) for row in candidates), rows)
 
 
@@ -165,5 +164,5 @@ def predicted(p: Problem, row: Measured, m: int) -> float:
 
 
 def configs(p: Problem) -> list[Sm90Config]:
-    """Every config for a format and type of x."""
-    return [row.config for row in measured(p.format, p.x)]
+    """Every config for a format."""
+    return [row.config for row in measured(p.format)]

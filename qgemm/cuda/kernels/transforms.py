@@ -21,9 +21,10 @@ PLANES_THREADS = 256  # threads of a CTA that quantizes to flat bit planes, or d
 ENCODE_THREADS = 256  # threads of a CTA that encodes
 GATHER_THREADS = 128  # threads of a CTA that decodes rows by their index
 GROUPS_TOKENS = 4  # tokens that a thread of quantize_activations_groups loads at a time: one is half as fast
+SCALE_THREADS = 512  # threads of a CTA that scales a row of x, whose registers hold a row of 16,384 values
 SORT_THREADS = 512  # threads of a CTA that sorts ids of experts and rows of x
 MOE_THREADS: Template = {"THREADS": 128}  # threads of a CTA that adds up rows of experts
-EPILOGUE_THREADS = 256  # threads of a CTA that adds an epilogue to sums of cuBLAS
+EPILOGUE_THREADS = 256  # threads of a CTA that adds an epilogue to sums
 BLOCKS_PER_WARP = 16  # blocks that a warp encodes at a time, at least: a chunk of 16 bytes for each byte of a block
 # The result of an encoding CTA: sums of squares of errors and of values, and the first block that is refused.
 ENCODE_STATS = np.dtype(EncodeStats)
@@ -135,7 +136,7 @@ QUANTIZE_ACTIVATIONS_GROUPS = Transform(
     "quantize_activations_groups",
     tuple({**source, **groups_template(activation)} for source in IN for activation in GROUP_COLUMNS),
 )
-GATE_PRODUCTS = Transform("gate_products", ({},))
+SCALE_ROWS = Transform("scale_rows", ({"THREADS": SCALE_THREADS},))
 MOE_SORT = Transform("moe_sort", ({"THREADS": SORT_THREADS},))
 MOE_COMBINE = Transform("moe_combine", tuple({**i, **out, **MOE_THREADS} for i in IN for out in OUT))
 ADD_EPILOGUE = Transform("add_epilogue", ({"THREADS": EPILOGUE_THREADS},))
@@ -143,5 +144,5 @@ ADD_EPILOGUE = Transform("add_epilogue", ({"THREADS": EPILOGUE_THREADS},))
 TRANSFORMS = (
     PACK, UNPACK, DEQUANTIZE_TILES, GATHER_ROWS, GATHER_FLOATS, ENCODE, ENCODE_GROUPS, ENCODE_WEIGHTED,
     QUANTIZE_CODEBOOK, DEQUANTIZE_CODEBOOK, QUANTIZE_ACTIVATIONS, DEQUANTIZE_ACTIVATIONS, ROUND_ACTIVATIONS,
-    QUANTIZE_ACTIVATIONS_GROUPS, GATE_PRODUCTS, MOE_SORT, MOE_COMBINE, ADD_EPILOGUE,
+    QUANTIZE_ACTIVATIONS_GROUPS, SCALE_ROWS, MOE_SORT, MOE_COMBINE, ADD_EPILOGUE,
 )  # fmt: skip

@@ -37,8 +37,8 @@ class RowExponentRange(NamedTuple):
         return max(self.min_weight, min(exponent + self.above, self.max_weight))
 
 
-def range_of(fmt: Format, source: str) -> RowExponentRange:
-    """The range for x of type `source`.
+def range_of(fmt: Format) -> RowExponentRange:
+    """The range for a format.
 
     No scale or weight overflows half: the largest code times its scale is below 2^15, too. Where one multiply-add turns
     codes that are subnormal halves into weights, scales include the power of two that codes lack (`folded`). Weights of
@@ -46,7 +46,7 @@ def range_of(fmt: Format, source: str) -> RowExponentRange:
     subnormal halves.
     """
     code_exponent, factors = tiles.code_exponent(fmt), tiles.scale_factors(fmt)
-    folded = factors > 0 and source == "half"
+    folded = factors > 0
     masked = CODES if fmt.tile.digits is None else DIGITS
     level = -code_exponent if code_exponent is not None else masked if folded else LEVEL
     below = 1 - int(np.frexp(tiles.largest_code(fmt))[1])  # 2^-below is at most the largest code

@@ -6,6 +6,7 @@ tensor lies inside the file also excludes sizes that would wrap in 64 bits.
 
 from __future__ import annotations
 
+from itertools import chain
 from math import inf, prod
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.files.shards import piece_hint
 from qgemm.formats import GGML_TYPES
 
+from .foreign import RIVALS, Foreign, Rival
+from .foreign import TYPES as FOREIGN_TYPES
 from .layout import (
     ALIGNMENT,
     ARRAY,
@@ -56,14 +59,24 @@ class Place(NamedTuple):
 
 
 PAGE = 4096  # bytes; some programs pad tensors to pages
+MAX_BYTES = 2**60  # limit of an empty array, if the zero among its dimensions were a one
 
 
 class Entry(NamedTuple):
-    """One tensor: blocks of `format`, shape (..., N, K) in weights, offset in the file."""
+    """One tensor: blocks of `format`, shape (..., N, K) in weights, offset in the file.
+
+    kind: the number of the type in the file.
+    """
 
     format: Format
     shape: tuple[int, ...]
     offset: int
+    kind: int
+
+    @property
+    def foreign(self) -> Foreign | None:
+        """The layout in the file where it is not those blocks."""
+        return FOREIGN_TYPES.get(self.kind)
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -72,8 +85,24 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks."""
+        """Bytes in the file."""
+        if self.foreign is not None:
+            return self.foreign.nbytes(self.shape)
         return prod(self.block_shape) * self.format.block_bytes
+
+    @property
+    def number_of_blocks(self) -> int:
+        """Blocks of the format."""
+        return prod(self.block_shape)
+
+    def rival(self, span: int, alignment: int) -> Rival | None:
+        """The type of another program under this number that fills these bytes, if this type does not."""
+
+        def fills(nbytes: int) -> bool:
+            return nbytes <= span <= -(-nbytes // alignment) * alignment
+
+        rivals = () if fills(self.nbytes) else RIVALS.get(self.kind, ())
+        return next((rival for rival in rivals if fills(rival.nbytes(self.shape))), None)
 
 
 class Split(NamedTuple):
@@ -247,13 +276,17 @@ class _Walk:
                 raise self.refusal(f"{dims} dimensions are not 1 to {MAX_DIMS}")
             ne = NE[dims].unpack_from(self.data, self.take(8 * dims, "dimensions"))
             kind, offset = self.u32("type"), self.u64("offset")
-            fmt = GGML_TYPES.get(kind)
+            foreign = FOREIGN_TYPES.get(kind)
+            fmt = GGML_TYPES.get(kind) if foreign is None else foreign.format
             if fmt is None:
                 why = f"was {REMOVED[kind]}, which ggml removed" if kind in REMOVED else "is unknown"
                 raise self.refusal(f"type {kind} {why}")
-            if rule := broken_shape_rule(fmt, ne[::-1]):
+            rule = broken_shape_rule(fmt, ne[::-1])
+            if rule := rule or ("" if foreign is None else foreign.broken_shape_rule(ne[::-1])):
                 raise self.refusal(rule)
-            entries[name] = Entry(fmt, ne[::-1], offset)
+            if 0 in ne and prod(filter(None, ne)) * fmt.block_bytes > MAX_BYTES:
+                raise self.refusal(f"shape {ne[::-1]} is too large for an array, even without elements")
+            entries[name] = Entry(fmt, ne[::-1], offset, kind)
         return entries
 
     def placed(self, tensors: dict[str, Entry], alignment: int) -> dict[str, Entry]:
@@ -261,14 +294,24 @@ class _Walk:
 
         Any order, gaps, and missing or extra bytes after the last tensor are accepted. But a gap beyond a page, of at
         least one byte per block of the tensor before it, means blocks of another size: the file comes from a fork of
-        llama.cpp that uses the type's number for another type.
+        llama.cpp that uses the type's number for another type. A tensor without elements may have any offset: it
+        overlaps nothing, and `convert --drop` must be able to open its file.
         """
         data = -(-self.position // alignment) * alignment
         before, end, suspicious = "", 0, inf  # suspicious: the smallest gap that means blocks of another size
-        for name, entry in sorted(tensors.items(), key=lambda item: item[1].offset):
-            self.place = "tensor", name
+        for name, entry in tensors.items():
             if entry.offset % alignment:
+                self.place = "tensor", name
                 raise self.refusal(f"offset {entry.offset} is not a multiple of the alignment {alignment}")
+        with_bytes = ((name, entry) for name, entry in tensors.items() if entry.nbytes)
+        in_order = sorted(with_bytes, key=lambda item: item[1].offset)
+        following = chain((entry.offset for _, entry in in_order[1:]), [self.size - data])
+        for (name, entry), after in zip(in_order, following, strict=False):
+            self.place = "tensor", name
+            if rival := entry.rival(after - entry.offset, alignment):
+                own = f"{entry.format} of llama.cpp" if entry.foreign is None else str(entry.foreign)
+                why = f"its size is that of {rival}, not of {own}; both use the number {entry.kind}"
+                raise self.refusal(why)
             if entry.offset < end:
                 raise self.refusal(f"offset {entry.offset} lies inside tensor {shown(before)}")
             if entry.offset - end >= suspicious:

@@ -67,12 +67,6 @@ INTEGERS = tuple(kind for kind, dtype in NUMBERS.items() if dtype.kind in "iu")
 REMOVED = {  # former ggml types, whose ids are not reused
     4: "Q4_2",
     5: "Q4_3",
-    31: "Q4_0_4_4",
-    32: "Q4_0_4_8",
-    33: "Q4_0_8_8",
-    36: "IQ4_NL_4_4",
-    37: "IQ4_NL_4_8",
-    38: "IQ4_NL_8_8",
 }
 
 # ---------------------------------------------------------------- rules: each returns the broken rule, or ""
@@ -106,8 +100,6 @@ def broken_shape_rule(fmt: Format, shape: tuple[int, ...]) -> str:
     """The rule that a tensor's shape (..., N, K) in weights breaks."""
     if not 1 <= len(shape) <= MAX_DIMS:
         return f"{len(shape)} dimensions are not 1 to {MAX_DIMS}"
-    if 0 in shape:
-        return f"shape {shape} holds a zero"
     if shape[-1] % fmt.weights:
         return f"row length {shape[-1]} is not a multiple of {fmt.weights} ({fmt})"
     return ""

@@ -24,6 +24,7 @@ from qgemm.files.paths import PathLike, RegularFile, path_string, shown_path, sy
 from qgemm.locks import new_lock
 from qgemm.tensor import Tensor
 
+from .foreign import Foreign
 from .header import EndOfBufferError, Entry, read_header
 from .layout import Buffer
 
@@ -89,22 +90,41 @@ class Shard:
             yield name, Tensor(entry.format, entry.shape, blocks, name, blocks.read)
 
     def blocks(self, entry: Entry) -> Blocks:
-        """The blocks [..., N, K / weights per block] of a tensor, read-only: a view of the mapping, or a copy."""
-        if self._copies is None:
+        """The blocks [..., N, K / weights per block] of a tensor, read-only: a view of the mapping, or a copy.
+
+        Those of a type that lies otherwise in the file are converted at each access.
+        """
+        if not entry.nbytes:  # its offset may lie beyond the file, or be that of another tensor
+            return np.ndarray(entry.block_shape, entry.format.dtype, b"")  # read-only
+        if self._copies is None and entry.foreign is None:
             view: Blocks = np.ndarray(entry.block_shape, entry.format.dtype, self.data(), entry.offset)
             view.flags.writeable = False
             return view
+        if self._copies is None:
+            converted = self.read(entry, 0, entry.number_of_blocks).reshape(entry.block_shape)
+            converted.flags.writeable = False
+            return converted
         with self._lock:
             if entry.offset not in self._copies:
-                copy = self.read(entry, 0, entry.nbytes // entry.format.block_bytes).reshape(entry.block_shape)
+                copy = self.read(entry, 0, entry.number_of_blocks).reshape(entry.block_shape)
                 copy.flags.writeable = False
                 self._copies[entry.offset] = copy
             return self._copies[entry.offset]
 
     def read(self, entry: Entry, start: int, stop: int) -> Blocks:
         """Blocks start to stop of a tensor, copied."""
+        if entry.foreign is not None:
+            return self._converted(entry, entry.foreign, start, stop)
         size = entry.format.block_bytes
         return self._file.read(entry.offset + start * size, (stop - start) * size).view(entry.format.dtype)
+
+    def _converted(self, entry: Entry, foreign: Foreign, start: int, stop: int) -> Blocks:
+        """Blocks start to stop of a tensor that lies otherwise in the file; whole groups of rows are read."""
+        k = entry.shape[-1]
+        of_group, size = foreign.rows * entry.block_shape[-1], foreign.group_bytes(k)
+        first, last = start // of_group, -(-stop // of_group)
+        raw = self._file.read(entry.offset + first * size, (last - first) * size).reshape(-1, size)
+        return foreign.blocks(raw, k).reshape(-1)[start - first * of_group : stop - first * of_group]
 
     def link(self) -> Link:
         """The link by which another process reopens the file; GGUFError if it was closed or changed."""

@@ -128,6 +128,24 @@ def drafting(
     """
     name = path_string(path)
     where = shown_path(name)
+    writer, plans = _writer(where, tensors, metadata, part)
+    with create(name) as fd:
+        draft = Draft(where, fd, plans, writer.head(), writer.data_alignment)
+        yield draft
+        assert draft.complete(), "some data was not appended"
+
+
+def file_nbytes(tensors: Mapping[str, Tensor | NDArray[Any]], metadata: Mapping[str, Any]) -> int:
+    """The bytes of a file with these tensors and this metadata, of which only formats and shapes are read."""
+    writer, plans = _writer("a file", tensors, metadata, part=False)
+    sizes = (plan.nbytes for parts in plans.values() for plan in parts.values())
+    return len(writer.head()) + sum(-(-nbytes // writer.data_alignment) * writer.data_alignment for nbytes in sizes)
+
+
+def _writer(
+    where: str, tensors: Mapping[str, Tensor | NDArray[Any]], metadata: Mapping[str, Any] | None, part: bool
+) -> tuple[_Writer, dict[str, dict[str, Plan]]]:
+    """A writer that has the metadata and the shapes of all tensors, and the plans of these."""
     values = _typed_metadata(where, metadata or {})
     plans = _plans(where, tensors)
     stored = {part: plan for parts in plans.values() for part, plan in parts.items()}
@@ -146,11 +164,7 @@ def drafting(
         # sizes, which is wrong for Q8_1.
         kind: Any = plan.type  # a number, since the package lacks the newest types
         writer.add_tensor_info(key, plan.shape, plan.format.dtype, plan.nbytes, kind)
-
-    with create(name) as fd:
-        draft = Draft(where, fd, plans, writer.head(), writer.data_alignment)
-        yield draft
-        assert draft.complete(), "some data was not appended"
+    return writer, plans
 
 
 class _Writer(GGUFWriter):
@@ -233,6 +247,8 @@ def _plans(where: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, Plan]]
             tensor = _tensor(tensors[name])
             if rule := broken_shape_rule(tensor.format, tensor.shape):
                 raise GGUFError(rule)
+            if 0 in tensor.shape:  # ggml refuses such a file
+                raise GGUFError(f"shape {tensor.shape} holds a zero")
             parts = parts_of(name, tensor)
             for part in parts:
                 if part != name:

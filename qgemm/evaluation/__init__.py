@@ -1,0 +1,1 @@
+"""Models that transformers runs over a text: importance matrices, perplexity and KL divergence."""

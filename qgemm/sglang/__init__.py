@@ -1,0 +1,22 @@
+"""A plugin of SGLang: .gguf models run on qgemm; `pip install 'gguf-matmul[sglang]'`, then SGLang as ever.
+
+SGLang reads .gguf files itself. This plugin hooks its GGUF methods by SGLang's own registry: weights become tiles once
+after loading, and the functions of products, experts and rows multiply by them. QGEMM_SGLANG=0 turns it off.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def register() -> None:
+    """The entry point, which SGLang calls in every process before it applies hooks; calls may repeat."""
+    if os.environ.get("QGEMM_SGLANG", "1") == "0":
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from .hooks import HOOKS
+
+    for target, (kind, hook) in HOOKS.items():
+        if all(hook is not registered for _, registered, _ in HookRegistry._hooks.get(target, ())):
+            HookRegistry.register(target, hook, HookType[kind])

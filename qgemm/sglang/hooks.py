@@ -1,0 +1,164 @@
+"""Hooks for SGLang's GGUF methods; HOOKS is the table of what is replaced, by its name in SGLang.
+
+process_weights_after_loading   bytes of a layer -> packed weights, tiles on a GPU
+apply                           one output of a merged layer; the weighted sum of experts
+fused_mul_mat_gguf, fused_moe_gguf, apply_gguf_embedding
+                                a packed weight in place of bytes; bytes go to SGLang's own kernels
+load_model                      kernels are compiled before CUDA graphs are captured
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
+from qgemm.formats import FORMATS, GGML_TYPES
+from qgemm.preparation import prepare
+from qgemm.torch import serving
+from qgemm.torch.serving import Shard
+
+MODULE = "sglang.srt.layers.quantization.gguf"
+LOADER = "sglang.srt.model_loader.loader.GGUFModelLoader.load_model"
+FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+QKV = {"q": 0, "k": 1, "v": 2}
+FUNCTIONS = {"silu": "swiglu", "gelu": "geglu"}
+ROWS = (*(1 << bit for bit in range(13)), *range(8, 264, 8))  # of x: SGLang's graphs, and prompts in powers of two
+
+logger = logging.getLogger(__name__)
+
+
+def format_of(number: int, data: torch.Tensor) -> Format:
+    """The format of a tensor by its number in ggml, or by its dtype if it holds floats."""
+    if data.dtype in FLOATS:
+        return FORMATS[FLOATS[data.dtype]]
+    fmt = GGML_TYPES.get(number)
+    if fmt is None or fmt.levels is None:
+        raise UnsupportedError(f"type {number} of ggml is none that qgemm multiplies")
+    return fmt
+
+
+# ---------------------------------------------------------------- layers
+
+
+def process_linear(method: Any, layer: Any) -> None:
+    """Replace a layer's bytes, of one tensor or of several merged ones, by packed weights."""
+    if hasattr(layer, "qgemm_weights"):
+        return
+    old, types = layer.qweight, layer.qweight_type
+    places = sorted(old.shard_id, key=lambda place: QKV.get(place, place))
+    device = layer.qweight_type.device
+    if places:
+        tensors = [old.data_container[old.shard_id_map[place]] for place in places]
+        numbers = [types.shard_weight_type.get(place, types.weight_type) for place in places]
+    else:
+        tensors, numbers = [old.data], [types.weight_type]
+    shards = [Shard(format_of(number, data), data.to(device)) for number, data in zip(numbers, tensors, strict=True)]
+    part = getattr(layer, "input_size_per_partition", 0)  # of a layer whose columns are shared by ranks
+    for shard in shards if part else ():
+        serving.check_columns(shard.format, layer.input_size, layer.input_size // part, str(layer))
+    shape = old.tensor_shape
+    del tensors, layer._parameters["qweight"]
+    old.data_container.clear()
+    serving.hold_joined(layer, "qweight", shards)
+    describe(layer, shape)
+
+
+def describe(layer: Any, shape: tuple[int, ...]) -> None:
+    """Give packed parameters the attributes that SGLang and the hooked functions read."""
+    for weight in layer.qgemm_weights:
+        parameter = getattr(layer, weight.name)
+        parameter.tensor_shape, parameter.shard_id, parameter.qgemm_weight = shape, [], weight
+
+
+def apply_linear(method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """y = x @ W.T + bias."""
+    return serving.linear(layer, x, bias, "a16")
+
+
+def process_experts(method: Any, layer: Any) -> None:
+    """Replace the bytes of all experts by packed weights of gate, up and down."""
+    if hasattr(layer, "qgemm_weights"):
+        return
+    if getattr(layer, "moe_tp_size", 1) > 1:
+        raise UnsupportedError(
+            f"SGLang cuts bytes of experts by rows alone, so that {layer.moe_tp_size} ranks cannot share an expert; "
+            "share the experts instead: --ep-size equal to --tp-size"
+        )
+    device, shards, shapes = layer.w13_qweight_type.device, [], []
+    for name, places in (("w13", ("w1", "w3")), ("w2", ("w2",))):
+        old, number = getattr(layer, f"{name}_qweight"), getattr(layer, f"{name}_qweight_type").weight_type
+        experts = old.tensor_shape[0]
+        for place in places:
+            tensors = [old.expert_data_map.pop((expert, place)) for expert in range(experts)]
+            fmt = format_of(number, tensors[0])
+            shards.append(Shard(fmt, torch.stack([tensor.to(device) for tensor in tensors])))
+            shapes.append(old.tensor_shape)
+        del tensors, layer._parameters[f"{name}_qweight"]
+        old.data_container.clear()
+    serving.hold(layer, ("w13_qweight", "w3_qweight", "w2_qweight"), shards)
+    describe(layer, shapes[0])
+
+
+def apply_experts(method: Any, layer: Any, dispatch_output: Any) -> Any:
+    """The weighted sum over each token's experts."""
+    from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+
+    config = method.moe_runner_config
+    function = FUNCTIONS.get(config.activation)
+    if function is None:
+        raise UnsupportedError(f"experts with the function {config.activation!r} are not supported by qgemm")
+    factors, ids, _ = dispatch_output.topk_output
+    scales_x = bool(getattr(config, "apply_router_weight_on_input", False))
+    y = serving.experts(layer, dispatch_output.hidden_states, ids, factors, function, scales_x)
+    return StandardCombineInput(hidden_states=y)
+
+
+# ---------------------------------------------------------------- functions
+
+
+def mul_mat(original: Callable[..., Any], x: torch.Tensor, qweight: torch.Tensor, qweight_type: int) -> torch.Tensor:
+    """y = x @ W.T of `fused_mul_mat_gguf`."""
+    weight = getattr(qweight, "qgemm_weight", None)
+    if weight is None:
+        return original(x, qweight, qweight_type)  # type: ignore[no-any-return]
+    return serving.products_of([qweight], [weight], x)
+
+
+def rows(
+    original: Callable[..., Any], x: torch.Tensor, qweight: torch.Tensor, qweight_type: int, hidden_size: int,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Rows of a table of `apply_gguf_embedding`."""
+    weight = getattr(qweight, "qgemm_weight", None)
+    if weight is None:
+        return original(x, qweight, qweight_type, hidden_size, dtype)  # type: ignore[no-any-return]
+    return serving.rows_of(qweight, weight, x, dtype or torch.get_default_dtype())
+
+
+def prepare_model(model: Any, *_: Any, **__: Any) -> None:
+    """Compile the kernels of a loaded model, and log which formats are multiplied."""
+    weights = list(serving.packed_weights(model))
+    if not weights:
+        return
+    dtype = next((p.dtype for p in model.parameters() if p.dtype in FLOATS), torch.float16)
+    prepared = prepare(weights, m=ROWS, dtype=str(dtype).removeprefix("torch."), progress=False)
+    counts = Counter(str(weight.format) for weight in weights)
+    text = ", ".join(f"{count} of {fmt}" for fmt, count in sorted(counts.items()))
+    logger.info("qgemm multiplies by packed weights: %s; %s", text, prepared)
+
+
+HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
+    f"{MODULE}.GGUFLinearMethod.process_weights_after_loading": ("REPLACE", process_linear),
+    f"{MODULE}.GGUFLinearMethod.apply": ("REPLACE", apply_linear),
+    f"{MODULE}.GGUFMoEMethod.process_weights_after_loading": ("REPLACE", process_experts),
+    f"{MODULE}.GGUFMoEMethod.apply": ("REPLACE", apply_experts),
+    f"{MODULE}.fused_mul_mat_gguf": ("AROUND", mul_mat),
+    f"{MODULE}.apply_gguf_embedding": ("AROUND", rows),
+    LOADER: ("AFTER", prepare_model),
+}

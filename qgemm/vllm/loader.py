@@ -1,0 +1,113 @@
+"""PackedModelLoader: vllm-gguf-plugin's loader, which also knows formats before loading and compiles kernels after it.
+
+Layers read `formats_of` while the model is created, so that they can refuse a number of ranks before anything is
+loaded. Two faults of vllm-gguf-plugin 0.0.5 are corrected on the way: rows of Q and K in the order of llama.cpp, which
+vLLM's rotary embedding does not expect, and names of experts, which transformers merges since 5.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import gguf
+import torch
+from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.logger import init_logger
+from vllm_gguf_plugin import GGUFModelLoader
+from vllm_gguf_plugin.weight_utils import get_gguf_weight_type_map
+
+from qgemm.arguments import Activation, check_activation
+from qgemm.codec.format import Format
+from qgemm.formats import GGML_TYPES
+from qgemm.preparation import prepare
+from qgemm.tensor import Tensor
+from qgemm.torch import serving
+from qgemm.torch.patching import Patched
+from qgemm.version import __version__
+
+OPTION = "qgemm"  # key of vLLM's additional_config: {"activation": ...}
+INTERLEAVED = ("llama", "mistral", "mixtral", "granite")  # model types whose files interleave halves of rotary pairs
+ROTARY = re.compile(r"\.self_attn\.([qk])_proj\.(qweight|weight|bias)$")
+
+logger = init_logger("vllm.qgemm")
+_formats: dict[str, Format] = {}  # of the file that is being loaded: name of a tensor in the model -> format
+
+
+def activation_of(vllm_config: Any) -> Activation:
+    """The kind of activations that vLLM's configuration asks for."""
+    options = vllm_config.additional_config
+    return check_activation(options.get(OPTION, {}).get("activation") if isinstance(options, dict) else None)
+
+
+def formats_of(prefix: str, projections: tuple[str, ...] = ()) -> tuple[Format, ...]:
+    """The formats of a layer's tensors, as far as names of the file's tensors tell; projections: parts of the layer."""
+    layer = prefix[max(0, prefix.find("layers.")) :]
+    ends = tuple(f".{projection}.weight" for projection in projections) or (f"{layer}.weight",)
+    return tuple({fmt for name, fmt in _formats.items() if layer in name and name.endswith(ends)})
+
+
+class PackedModelLoader(GGUFModelLoader):  # type: ignore[misc]
+    """vllm-gguf-plugin's loader, which reads formats before the model is created and compiles kernels after loading."""
+
+    def load_model(self, vllm_config: Any, model_config: Any, *rest: Any, **options: Any) -> torch.nn.Module:
+        """The model, with its weights packed and its kernels compiled."""
+        if isinstance(vllm_config.additional_config, dict):  # part of the key of vLLM's compile cache
+            vllm_config.additional_config[OPTION] = {
+                **vllm_config.additional_config.get(OPTION, {}), "version": __version__,
+            }  # fmt: skip
+        model: torch.nn.Module = super().load_model(vllm_config, model_config, *rest, **options)
+        weights = list(serving.packed_weights(model))
+        if weights:
+            prepare_kernels(weights, vllm_config, model_config)
+        return model
+
+    def _prepare_adapter(self, model_config: Any) -> Any:
+        with Patched() as patched:
+            patched.replace(gguf, "get_tensor_name_map", name_map)
+            adapter = super()._prepare_adapter(model_config)
+        if adapter.config.model_type in INTERLEAVED:
+            weights_of = adapter.prepare_weights
+            adapter.prepare_weights = lambda config: in_halves(weights_of(config), config.hf_config)
+        _formats.clear()
+        if get_tensor_model_parallel_world_size() > 1 and adapter.load_spec.gguf_to_hf_name_map:
+            for path in adapter.load_spec.weights_source:
+                types = get_gguf_weight_type_map(path, adapter.load_spec.gguf_to_hf_name_map)
+                _formats.update((name, GGML_TYPES[gguf.GGMLQuantizationType[kind]]) for name, kind in types.items())
+        return adapter
+
+
+def name_map(arch: Any, layers: int) -> Any:
+    """gguf's map of names, with the merged experts of transformers, which vllm-gguf-plugin looks for in vain."""
+    names = gguf.TensorNameMap(arch, layers)
+    for layer in range(layers):
+        tensor = gguf.MODEL_TENSOR.FFN_GATE_EXP, f"blk.{layer}.ffn_gate_exps"
+        names.mapping.setdefault(f"model.layers.{layer}.mlp.experts.gate_up_proj", tensor)
+    return names
+
+
+def in_halves(weights: Iterable[tuple[str, torch.Tensor]], config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights with rows of Q and K as vLLM expects them: in a head, the first numbers of rotary pairs come first."""
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    for name, tensor in weights:
+        match = ROTARY.search(name)
+        if match:
+            pairs = tensor.reshape(heads[match[1]], -1, 2, *tensor.shape[1:])
+            tensor = pairs.transpose(1, 2).reshape(tensor.shape)
+        yield name, tensor
+
+
+def prepare_kernels(weights: list[Any], vllm_config: Any, model_config: Any) -> None:
+    """Compile kernels for the numbers of tokens that vLLM captures, and for powers of two up to those of a prompt."""
+    kind = activation_of(vllm_config)
+    most = vllm_config.scheduler_config.max_num_batched_tokens
+    captured = vllm_config.compilation_config.cudagraph_capture_sizes or ()
+    rows = {*captured, *(1 << bit for bit in range(most.bit_length())), most}
+    dtype = str(model_config.dtype).removeprefix("torch.")
+    prepared = prepare(weights, m=rows, activation=kind, dtype=dtype, progress=False)
+    backend = "CPU" if isinstance(weights[0], Tensor) else "CUDA"
+    counts = Counter(str(weight.format) for weight in weights)
+    text = ", ".join(f"{count} of {fmt}" for fmt, count in sorted(counts.items()))
+    logger.info("qgemm multiplies by packed weights (%s, %s): %s; %s", backend, kind, text, prepared)

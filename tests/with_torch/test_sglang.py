@@ -1,0 +1,133 @@
+"""qgemm.sglang over stand-ins of SGLang, whose signatures are those of the real one if it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from types import SimpleNamespace
+
+import pytest
+import sglang_like
+from engine_layers import FACTORS, IDS, NUMBERS, E, F, K, assert_near, product, raw, routed
+from sglang_like import HookRegistry
+from torch_layers import normal, torch, weights
+
+import qgemm
+import qgemm.sglang
+from qgemm.errors import QgemmError
+
+
+@pytest.fixture
+def hooks(monkeypatch):
+    sglang_like.install(monkeypatch)
+    return importlib.import_module("qgemm.sglang.hooks")
+
+
+def linear(hooks, tensors, ranks=1):
+    """A layer after loading."""
+    first = next(iter(tensors.values()))
+    numbers = {place: int(NUMBERS[w.format.name]) for place, w in tensors.items()}
+    bytes_of = {place: raw(w) for place, w in tensors.items()}
+    layer = sglang_like.linear(bytes_of, numbers, first.shape[1] * ranks, first.shape[1])
+    hooks.process_linear(None, layer)
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore")  # of packages that import others' deprecated names
+@pytest.mark.parametrize("name", [name for name, contents in sglang_like.MODULES.items() if contents])
+def test_stand_ins_have_the_signatures_of_the_installed_package(name):
+    try:
+        real = importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"{name} is not installed: {error}")
+    for attribute, stand_in in sglang_like.MODULES[name].items():
+        genuine = getattr(real, attribute)
+        functions = vars(stand_in) if isinstance(stand_in, type) else {None: stand_in}
+        for method, function in functions.items():
+            if inspect.isfunction(function) and method != "__init__":
+                named = getattr(genuine, method) if method else genuine
+                assert set(inspect.signature(function).parameters) <= set(inspect.signature(named).parameters)
+
+
+def test_every_hook_names_something_of_sglang(hooks):
+    for target in hooks.HOOKS:
+        owner, name = target.rsplit(".", 1)
+        module = owner if owner in sglang_like.MODULES else owner.rsplit(".", 1)[0]
+        found = sglang_like.MODULES[module]
+        assert name in found or hasattr(found[owner.rsplit(".", 1)[1]], name)
+
+
+def test_registering_twice_hooks_once_and_a_variable_turns_it_off(hooks, monkeypatch):
+    monkeypatch.setenv("QGEMM_SGLANG", "0")
+    qgemm.sglang.register()
+    assert not HookRegistry._hooks
+    monkeypatch.delenv("QGEMM_SGLANG")
+    qgemm.sglang.register()
+    qgemm.sglang.register()
+    assert {target: len(entries) for target, entries in HookRegistry._hooks.items()} == dict.fromkeys(hooks.HOOKS, 1)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_merged_layers_of_mixed_types_give_one_output(hooks, m):
+    tensors = {"v": weights("q8_0", 32, seed=2), "q": weights("q4_0", 64), "k": weights("q4_0", 32, seed=1)}
+    layer, x, bias = linear(hooks, tensors), normal(m, 128), normal(128, seed=3)
+    assert [w.shape for w in layer.qgemm_weights] == [(96, 128), (32, 128)]
+    y = hooks.apply_linear(None, layer, x, bias)
+    assert_near(y, torch.cat([product(x, tensors[place]) for place in "qkv"], 1) + bias)
+
+
+def test_the_functions_multiply_by_packed_weights_and_leave_bytes_to_sglang(hooks):
+    w = weights("q5_1", 40)
+    layer, x = linear(hooks, {None: w}), normal(3, w.shape[1])
+    own = sglang_like.fused_mul_mat_gguf
+    assert_near(hooks.mul_mat(own, x, layer.qweight, 7), product(x, w))
+    assert hooks.mul_mat(own, x, raw(w), 7) == "SGLang's own"
+    table, index = sglang_like.apply_gguf_embedding, torch.tensor([[1, 39]])
+    rows = hooks.rows(table, index, layer.qweight, 7, w.shape[1], dtype=torch.float32)
+    assert rows.equal(torch.from_numpy(w.dequantize()[[[1, 39]]]))
+    assert hooks.rows(table, index, raw(w), 7, w.shape[1]) == "SGLang's own"
+    assert layer.qweight.tensor_shape == (40, w.shape[1])  # read by SGLang's embedding
+
+
+def test_columns_that_ranks_cannot_share_are_refused(hooks):
+    whole = qgemm.quantize(normal(32, 768).numpy(), "q4_k")
+    layer = sglang_like.linear(
+        {None: raw(whole)[:, : raw(whole).shape[1] // 2]}, {None: int(NUMBERS["q4_k"])}, 768, 384
+    )
+    with pytest.raises(QgemmError, match="768 columns of Q4_K are 3 blocks"):
+        hooks.process_linear(None, layer)
+
+
+def test_experts_of_several_types(hooks):
+    shapes = {"w1": (F, K), "w3": (F, K), "w2": (K, F)}
+    tensors = {
+        part: qgemm.quantize(normal(E, *shape, seed=n).numpy() / 16, "q6_k" if part == "w2" else "q4_k")
+        for n, (part, shape) in enumerate(shapes.items())
+    }
+    numbers = {part: int(NUMBERS[w.format.name]) for part, w in tensors.items()}
+    layer = sglang_like.experts({part: raw(w) for part, w in tensors.items()}, numbers)
+    hooks.process_experts(None, layer)
+    method, x = SimpleNamespace(moe_runner_config=SimpleNamespace(activation="silu")), normal(3, K)
+    ids = IDS.clone()
+    ids[0, 0] = -1
+    y = hooks.apply_experts(method, layer, sglang_like.dispatched(x, FACTORS, ids)).hidden_states
+    assert_near(y, routed(x, tensors, IDS, FACTORS * (ids >= 0)))
+    method.moe_runner_config.activation = "relu2"
+    with pytest.raises(QgemmError, match="relu2"):
+        hooks.apply_experts(method, layer, sglang_like.dispatched(x, FACTORS, ids))
+    with pytest.raises(QgemmError, match="--ep-size"):
+        hooks.process_experts(None, sglang_like.experts({part: raw(w) for part, w in tensors.items()}, numbers, 2))
+
+
+def test_kernels_are_prepared_after_loading(hooks, monkeypatch, caplog):
+    calls = []
+    monkeypatch.setattr(hooks, "prepare", lambda *args, **options: calls.append((args, options)) or "2 kernels")
+    model = torch.nn.ModuleList([linear(hooks, {None: weights("q4_0", 32)}), torch.nn.LayerNorm(4).half()])
+    with caplog.at_level(logging.INFO, "qgemm.sglang.hooks"):
+        assert hooks.prepare_model(model, "self", model_config=None) is None
+        hooks.prepare_model(torch.nn.Linear(1, 1))
+    ((_, options),) = calls
+    assert options["dtype"] == "float16"
+    assert {1, 8, 24, 256, 4096} <= set(options["m"])
+    assert "1 of Q4_0; 2 kernels" in caplog.text

@@ -1,0 +1,426 @@
+"""qgemm.vllm over stand-ins of vLLM and vllm-gguf-plugin, whose signatures are those of the real ones if installed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import vllm_like
+from engine_layers import FACTORS, IDS, NUMBERS, E, F, K, assert_near, product, raw, routed
+from torch_layers import normal, torch, weights
+from vllm_like import CONFIG, RANKS
+
+import qgemm
+from qgemm.errors import QgemmError
+from qgemm.torch import serving
+
+
+@pytest.fixture
+def methods(monkeypatch):
+    vllm_like.install(monkeypatch)
+    return importlib.import_module("qgemm.vllm.methods")
+
+
+@pytest.fixture
+def plugin(methods):
+    return importlib.import_module("qgemm.vllm.plugin")
+
+
+def load(layer, w: qgemm.Tensor, place=None, prefix: str = "") -> None:
+    """Load a tensor as a model of vLLM does: its type, then its bytes; floats under their own name."""
+    rest = () if place is None else (place,)
+    if w.format.plain:
+        parameter = getattr(layer, f"{prefix}weight")
+    else:
+        parameter = getattr(layer, f"{prefix}qweight_type")
+        parameter.weight_loader(parameter, torch.tensor(int(NUMBERS[w.format.name])), *rest)
+        parameter = getattr(layer, f"{prefix}qweight")
+    parameter.weight_loader(parameter, raw(w), *rest)
+
+
+def linear(methods, kind, tensors, k=None, floats=False, formats=(), activation="a16"):
+    """A layer with these tensors by their place, after loading; k: the whole layer's columns."""
+    sizes = tuple(w.shape[0] for w in tensors.values())
+    layer = vllm_like.LinearBase(kind, sizes)
+    method = methods.PackedLinearMethod("model.layers.0.x", activation, floats, formats)
+    first = next(iter(tensors.values()))
+    columns = first.shape[1]
+    method.create_weights(
+        layer, columns // (RANKS.size if kind == "row" else 1), [n // RANKS.size for n in sizes], columns, sum(sizes),
+        torch.float32, weight_loader=None,
+    )  # fmt: skip
+    for place, w in sorted(tensors.items(), key=lambda item: str(item[0])):  # v comes after k, q in the middle
+        load(layer, w, place)
+    method.process_weights_after_loading(layer)
+    return method, layer
+
+
+# ---------------------------------------------------------------- signatures
+
+
+@pytest.mark.filterwarnings("ignore")  # of packages that import others' deprecated names
+@pytest.mark.parametrize("name", [name for name, contents in vllm_like.MODULES.items() if contents])
+def test_stand_ins_have_the_signatures_of_the_installed_packages(name):
+    try:
+        real = importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"{name} is not installed: {error}")
+    for attribute, stand_in in vllm_like.MODULES[name].items():
+        genuine = getattr(real, attribute)
+        pairs = [(genuine, stand_in)] if inspect.isfunction(stand_in) else [
+            (getattr(genuine, method), function)
+            for method, function in vars(stand_in).items()
+            if inspect.isfunction(function) and method != "__init__"
+        ]  # fmt: skip
+        for function, expected in pairs:
+            names = [p for p in inspect.signature(expected).parameters if p not in ("args", "kwargs")]
+            assert set(names) - set(inspect.signature(function).parameters) <= {"self", "cls"}, (attribute, function)
+
+
+# ---------------------------------------------------------------- linear layers
+
+
+@pytest.mark.parametrize("m", [1, 5])
+def test_merged_layers_of_mixed_types_give_one_output(methods, m):
+    tensors = {"q": weights("q4_0", 64), "k": weights("q4_0", 32, seed=1), "v": weights("q6_k", 32, 1, seed=2)}
+    tensors = {
+        place: qgemm.quantize(normal(w.shape[0], 256, seed=w.shape[0]).numpy(), w.format.name)
+        for place, w in tensors.items()
+    }
+    method, layer = linear(methods, "qkv", tensors)
+    assert [w.shape for w in layer.qgemm_weights] == [(96, 256), (32, 256)]
+    x, bias = normal(m, 256), normal(128, seed=3)
+    y = method.apply(layer, x, bias)
+    assert_near(y, torch.cat([product(x, w) for w in tensors.values()], 1) + bias)
+    assert sorted(name for name, _ in layer.named_parameters()) == ["qweight", "qweight_1"]
+
+
+def test_floats_beside_packed_tensors_are_merged_as_well(methods):
+    tensors = {0: weights("q8_0", 32), 1: weights("f16", 64, seed=1)}
+    method, layer = linear(methods, "merged", tensors, floats=True)
+    x = normal(3, tensors[0].shape[1])
+    assert_near(method.apply(layer, x), torch.cat([product(x, w) for w in tensors.values()], 1))
+
+
+def test_types_of_a_tensor_that_is_merged_in_the_file_hold_for_its_parts(methods):
+    """Phi-3 has one tensor for Q, K and V: its type comes without a place, its rows with one."""
+    w = weights("q5_0", 96)
+    layer = vllm_like.LinearBase("qkv", (32, 32, 32))
+    method = methods.PackedLinearMethod("a", "a16")
+    method.create_weights(layer, w.shape[1], [32] * 3, w.shape[1], 96, torch.float32)
+    layer.qweight_type.weight_loader(layer.qweight_type, torch.tensor(int(NUMBERS["q5_0"])))
+    for place, rows in zip("qkv", raw(w).split(32), strict=True):
+        layer.qweight.weight_loader(layer.qweight, rows, place)
+    method.process_weights_after_loading(layer)
+    x = normal(2, w.shape[1])
+    assert_near(method.apply(layer, x), product(x, w))
+
+
+def test_layers_without_a_loader_of_their_own_hold_a_tensor_whole(methods):
+    layer, w = torch.nn.Module(), weights("q4_1", 32)
+    method = methods.PackedLinearMethod("a", "a16")
+    method.create_weights(layer, w.shape[1], [32], w.shape[1], 32, torch.float32, weight_loader=None)
+    load(layer, w)
+    method.process_weights_after_loading(layer)
+    x = normal(2, w.shape[1])
+    assert_near(method.apply(layer, x), product(x, w))
+
+
+def test_processing_twice_changes_nothing(methods):
+    method, layer = linear(methods, "column", {None: weights("q4_0", 32)})
+    parameter = layer.qweight
+    method.process_weights_after_loading(layer)
+    assert layer.qweight is parameter
+
+
+def test_activations_are_an_option(methods):
+    w = weights("q4_0", 32)
+    method, layer = linear(methods, "column", {None: w}, activation="a8")
+    x = normal(2, w.shape[1])
+    np.testing.assert_array_equal(method.apply(layer, x), qgemm.matmul(x.numpy(), w, "a8"))
+
+
+def test_a_layer_without_tensors_is_an_error(methods):
+    method, layer = methods.PackedLinearMethod("model.x", "a16"), torch.nn.Module()
+    method.create_weights(layer, 64, [32], 64, 32, torch.float32)
+    with pytest.raises(QgemmError, match=r"model\.x: the file has no tensor"):
+        method.process_weights_after_loading(layer)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_hold_rows_or_whole_blocks_of_columns(methods, rank):
+    RANKS.rank, RANKS.size = rank, 2
+    w = qgemm.quantize(normal(64, 1024).numpy(), "q4_k")
+    method, layer = linear(methods, "row", {None: w}, formats=(w.format,))
+    x = normal(3, 1024)
+    half = slice(512 * rank, 512 * rank + 512)
+    expected = x[:, half].double() @ torch.from_numpy(w.dequantize()[:, half]).double().T
+    assert_near(method.apply(layer, x[:, half].contiguous()), expected)
+    method, layer = linear(methods, "merged", {0: w, 1: w})
+    part = torch.from_numpy(w.dequantize()[32 * rank : 32 * rank + 32])
+    assert_near(method.apply(layer, x), x.double() @ torch.cat([part, part]).double().T)
+
+
+def test_blocks_that_ranks_cannot_share_are_refused_before_loading(methods):
+    RANKS.size = 4
+    w = qgemm.quantize(normal(64, 1536).numpy(), "q6_k")
+    message = "1536 columns of Q6_K are 6 blocks of 256, which 4 ranks cannot share evenly; numbers .*: 1, 2, 3, 6"
+    method = methods.PackedLinearMethod("model.layers.0.mlp.down_proj", "a16", False, (w.format,))
+    with pytest.raises(QgemmError, match=f"down_proj: {message}"):
+        method.create_weights(vllm_like.LinearBase("row"), 384, [64], 1536, 64, torch.float32)
+    with pytest.raises(QgemmError, match=message):  # formats that were not known before
+        linear(methods, "row", {None: w})
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_tables_hold_rows_of_their_rank_and_padding(methods):
+    w = weights("q8_0", 100)
+    method, layer = methods.PackedEmbeddingMethod("embed_tokens", "a16"), vllm_like.VocabParallelEmbedding(64, 100)
+    k = w.shape[1]
+    method.create_weights(layer, k, [64], k, 128, torch.float16, weight_loader=None)
+    load(layer, w)
+    method.process_weights_after_loading(layer)
+    rows = method.embedding(layer, torch.tensor([[0, 35], [36, 63]]))
+    expected = torch.from_numpy(np.concatenate([w.dequantize()[[64, 99]], np.zeros((2, k), np.float32)]))
+    torch.testing.assert_close(rows, expected.half().reshape(2, 2, k), rtol=0, atol=0)
+    x = normal(2, k)
+    assert_near(method.apply(layer, x)[:, :36], product(x, w)[:, 64:])
+    assert method.tie_weights(None, layer) is layer
+    assert layer.weight.device.type == "cpu"  # read by vLLM's LoRA
+
+
+# ---------------------------------------------------------------- experts
+
+
+def expert_tensors(down="q6_k"):
+    values = {part: normal(E, *shape, seed=seed).numpy() for seed, (part, shape) in enumerate(
+        {"w1": (F, K), "w3": (F, K), "w2": (K, F)}.items())}  # fmt: skip
+    return {
+        part: qgemm.quantize(values[part] / 16, fmt) for part, fmt in (("w1", "q4_k"), ("w3", "q5_0"), ("w2", down))
+    }
+
+
+def moe_config(ranks=1, rank=0, all_to_all=False, **facts):
+    parallel = SimpleNamespace(tp_size=ranks, tp_rank=rank, use_all2all_kernels=all_to_all)
+    return SimpleNamespace(**({"has_bias": False, "is_lora_enabled": False} | facts), moe_parallel_config=parallel)
+
+
+def experts(methods, tensors, layer, ranks=1, rank=0, local=E):
+    moe = moe_config(ranks, rank)
+    method = methods.PackedExpertsMethod("model.layers.0.mlp.experts", moe, (tensors["w2"].format,))
+    method.create_weights(layer, local, K, F // ranks, torch.float32, weight_loader=None)
+    for part, w in tensors.items():
+        prefix = "w2_" if part == "w2" else "w13_"
+        for expert in range(E):
+            kind = getattr(layer, f"{prefix}qweight_type")
+            assert kind.weight_loader(
+                param=kind, loaded_weight=torch.tensor(int(NUMBERS[w.format.name])), weight_name="a", shard_id=part,
+                expert_id=expert, return_success=True,
+            )  # fmt: skip
+            parameter = getattr(layer, f"{prefix}qweight")
+            success = parameter.weight_loader(
+                param=parameter, loaded_weight=raw(w)[expert], weight_name="a", shard_id=part, expert_id=expert,
+                return_success=True,
+            )  # fmt: skip
+            assert success == (layer._map_global_expert_id_to_local_expert_id(expert) >= 0)
+    method.process_weights_after_loading(layer)
+    return method
+
+
+def test_experts_of_three_types(methods):
+    tensors, layer, x = expert_tensors(), vllm_like.RoutedExperts(), normal(3, K)
+    method = experts(methods, tensors, layer)
+    assert_near(method.apply(layer, x, FACTORS, IDS, None, None), routed(x, tensors, IDS, FACTORS))
+    assert len(list(layer.parameters())) == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_experts_are_cut_over_ranks(methods, rank):
+    tensors, layer, x = expert_tensors(), vllm_like.RoutedExperts(), normal(3, K)
+    method = experts(methods, tensors, layer, 2, rank)
+    columns = slice(F // 2 * rank, F // 2 * (rank + 1))
+    assert_near(method.apply(layer, x, FACTORS, IDS, None, None), routed(x, tensors, IDS, FACTORS, columns))
+
+
+def test_experts_that_ranks_cannot_cut_are_refused_before_loading(methods):
+    with pytest.raises(QgemmError, match="512 columns of Q6_K are 2 blocks of 256, which 4 ranks cannot share"):
+        experts(methods, expert_tensors(), vllm_like.RoutedExperts(), 4)
+
+
+def test_ids_of_experts_on_other_ranks_add_nothing(methods):
+    """vLLM's map sends them to -1."""
+    layer, x = vllm_like.RoutedExperts(expert_map=torch.tensor([-1, -1, 0, 1], dtype=torch.int32)), normal(3, K)
+    tensors = expert_tensors()
+    method = experts(methods, tensors, layer, local=2)
+    mine = FACTORS * (IDS >= 2)
+    assert_near(method.apply(layer, x, FACTORS, IDS, None, None), routed(x, tensors, IDS, mine))
+
+
+def test_the_routers_weights_multiply_x_where_the_model_asks_for_it(methods):
+    tensors, layer, x = expert_tensors(), vllm_like.RoutedExperts(on_input=True), normal(3, K)
+    method, ids, factors = experts(methods, tensors, layer), IDS[:, :1], FACTORS[:, :1]
+    expected = routed(x * factors, tensors, ids, torch.ones(3, 1))
+    assert_near(method.apply(layer, x, factors, ids, None, None), expected)
+    with pytest.raises(QgemmError, match="one expert a token, not of 2"):
+        method.apply(layer, x, FACTORS, IDS, None, None)
+
+
+@pytest.mark.parametrize(
+    ("activation", "facts", "message"),
+    [
+        ("relu2", {}, "function 'relu2'"),
+        ("silu_no_mul", {}, "silu_no_mul"),
+        ("silu", {"has_bias": True}, "biases"),
+        ("silu", {"is_lora_enabled": True}, "LoRA of experts"),
+        ("silu", {"all_to_all": True}, "all-to-all back ends"),
+    ],
+)
+def test_layers_of_experts_that_qgemm_lacks_are_refused(methods, activation, facts, message):
+    method = methods.PackedExpertsMethod("a", moe_config(**facts))
+    with pytest.raises(QgemmError, match=message):
+        method.create_weights(vllm_like.RoutedExperts(activation), E, K, F, torch.float32, weight_loader=None)
+
+
+def test_limits_of_swiglu_are_refused_except_that_of_gpt_oss(methods):
+    layer = vllm_like.RoutedExperts()
+    layer.swiglu_limit = 7.0
+    with pytest.raises(QgemmError, match=r"'swiglu_limit': 7\.0"):
+        methods._function("a", layer)
+    layer.activation.value = "swigluoai_uninterleave"
+    assert methods._function("a", layer) == "swiglu_oai"
+
+
+# ---------------------------------------------------------------- the plugin
+
+
+@pytest.mark.parametrize("order", ["qgemm first", "qgemm last"])
+def test_the_order_of_plugins_does_not_matter(plugin, order):
+    import qgemm.vllm
+
+    calls = [qgemm.vllm.register, vllm_like.register]
+    for register in calls if order == "qgemm first" else calls[::-1]:
+        register()
+    qgemm.vllm.register()
+    assert vllm_like.REGISTERED["gguf"].__name__ == "PackedModelLoader"
+    assert vllm_like.REGISTERED["config"].get_quant_method is plugin.quant_method
+
+
+def test_a_variable_turns_the_plugin_off(plugin, monkeypatch):
+    import qgemm.vllm
+
+    monkeypatch.setenv("QGEMM_VLLM", "0")
+    qgemm.vllm.register()
+    assert not vllm_like.REGISTERED
+
+
+def test_each_layer_gets_its_method(plugin, methods):
+    config = vllm_like.GGUFConfig(["layers.0.mlp.gate", "layers.0.self_attn.v_proj", "layers.1.self_attn.q_proj"])
+    config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    config.unquantized_modules += [f"layers.2.self_attn.{part}_proj" for part in "qkv"]
+
+    def method(layer, prefix):
+        return plugin.quant_method(config, layer, prefix)
+
+    linear = vllm_like.LinearBase("qkv")
+    assert type(method(linear, "layers.0.self_attn.qkv_proj")) is methods.PackedLinearMethod
+    assert method(linear, "layers.0.self_attn.qkv_proj").floats
+    assert not method(linear, "layers.3.self_attn.qkv_proj").floats
+    assert type(method(linear, "layers.2.self_attn.qkv_proj")).__name__ == "U"
+    assert type(method(linear, "layers.0.mlp.gate")).__name__ == "U"
+    assert type(method(vllm_like.VocabParallelEmbedding(0, 1), "embed")) is methods.PackedEmbeddingMethod
+    experts = vllm_like.RoutedExperts()
+    experts.moe_config = None
+    assert type(method(experts, "layers.0.mlp.experts")) is methods.PackedExpertsMethod
+    assert method(torch.nn.Module(), "layers.0.attn") is None
+
+
+def test_the_kind_of_activations_is_an_option_of_vllm(plugin):
+    CONFIG.additional_config = {"qgemm": {"activation": "a8"}}
+    method = plugin.quant_method(vllm_like.GGUFConfig(), vllm_like.LinearBase("row"), "a")
+    assert method.activation == "a8"
+    CONFIG.additional_config = {"qgemm": {"activation": "a9"}}
+    with pytest.raises(QgemmError, match="'a9'"):
+        plugin.quant_method(vllm_like.GGUFConfig(), vllm_like.LinearBase("row"), "a")
+
+
+def model_config(model_type="qwen3", weights=()):
+    hf = SimpleNamespace(model_type=model_type, num_attention_heads=2, num_key_value_heads=1)
+    return SimpleNamespace(hf_config=hf, weights=weights, dtype=torch.float16)
+
+
+def vllm_config(model):
+    return SimpleNamespace(
+        model=model, additional_config={"qgemm": {"activation": "a8"}},
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=100),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[1, 24]),
+    )  # fmt: skip
+
+
+def test_kernels_are_prepared_for_captured_and_other_numbers_of_tokens(plugin, methods, monkeypatch, caplog):
+    loader = importlib.import_module("qgemm.vllm.loader")
+    _, layer = linear(methods, "column", {None: weights("q4_0", 32)})
+    calls = []
+    monkeypatch.setattr(loader, "prepare", lambda *args, **options: calls.append((args, options)) or "3 kernels")
+    config = vllm_config(torch.nn.ModuleList([layer]))
+    with caplog.at_level(logging.INFO, "vllm.qgemm"):
+        loader.PackedModelLoader().load_model(vllm_config=config, model_config=model_config())
+    ((tensors,), options), = calls  # fmt: skip
+    assert [str(w.format) for w in tensors] == ["Q4_0"]
+    assert options["m"] == {1, 2, 4, 8, 16, 24, 32, 64, 100}
+    assert (options["activation"], options["dtype"]) == ("a8", "float16")
+    assert "(CPU, a8): 1 of Q4_0; 3 kernels" in caplog.text
+    assert config.additional_config["qgemm"]["version"] == qgemm.__version__  # in the key of vLLM's compile cache
+
+
+def test_formats_are_known_before_the_model_is_created(plugin):
+    loader = importlib.import_module("qgemm.vllm.loader")
+    RANKS.size = 2
+    loader.PackedModelLoader()._prepare_adapter(model_config())
+    assert [fmt.name for fmt in loader.formats_of("model.layers.0.self_attn.q_proj")] == ["q4_k"]
+    assert loader.formats_of("language_model.model.layers.0.self_attn.q_proj")
+    assert not loader.formats_of("model.layers.0.self_attn.o_proj")
+
+
+@pytest.mark.parametrize("kind", ["qweight", "weight", "bias"])
+def test_rotary_rows_of_llama_are_put_into_vllms_order(plugin, kind):
+    loader = importlib.import_module("qgemm.vllm.loader")
+    rows = torch.arange(16)[:, None] if kind != "bias" else torch.arange(16)
+    # As llama.cpp's converter permutes two heads of 8 rows: halves of a head interleave.
+    stored = rows.reshape(2, 2, 4, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    tensors = [(f"model.layers.0.self_attn.{part}_proj.{kind}", stored) for part in "qv"]
+    for model_type, expected in (("llama", rows), ("qwen3", stored)):
+        config = model_config(model_type, tensors)
+        adapter = loader.PackedModelLoader()._prepare_adapter(config)
+        (_, q), (_, v) = adapter.prepare_weights(config)
+        assert q.equal(expected)
+        assert v.equal(stored)
+
+
+def test_merged_experts_of_transformers_have_a_name(plugin):
+    importlib.import_module("qgemm.vllm.loader").PackedModelLoader()._prepare_adapter(model_config())
+    (names,) = vllm_like.MAPS
+    assert names.get_name("model.layers.0.mlp.experts.gate_up_proj") == "blk.0.ffn_gate_exps"
+    assert names.get_name("model.layers.0.self_attn.q_proj") == "blk.0.attn_q"
+
+
+# ---------------------------------------------------------------- ops
+
+
+def test_the_op_of_merged_layers_fits_its_fake(methods):
+    _, layer = linear(methods, "merged", {0: weights("q4_0", 32), 1: weights("q8_0", 64)})
+    op = torch.ops.qgemm.linear_joined.default
+    parameters = [layer.qweight.data, layer.qweight_1.data]
+    arguments = (normal(3, 128), parameters, normal(96), ["q4_0", "q8_0"], [32, 64], 128, "a16")
+    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_columns_of_floats_have_blocks_of_one():
+    serving.check_columns(qgemm.FORMATS["f16"], 6, 3, "a")
+    with pytest.raises(QgemmError, match="6 columns"):
+        serving.check_columns(qgemm.FORMATS["f16"], 6, 4, "a")
