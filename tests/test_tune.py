@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning_bench import MACHINE, chosen, fastest, installed, problem, shaped
 
 import qgemm
-from qgemm import parallel
+from qgemm import cuda, parallel
 from qgemm.cuda import tuner, tuning
 from qgemm.cuda.driver import tuned
 from qgemm.cuda.kernels import prefill_sm80, routes
@@ -262,3 +264,10 @@ def test_exact_products_of_few_rows_stay_exact():
         kernels = [row.kernel for row in rows]
         assert m > 16 or kernels[0].rounds or not any(kernel.rounds for kernel in kernels)
         assert m <= 16 or any(kernel.rounds for kernel in kernels)
+
+
+def test_without_cupy_the_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    with pytest.raises(qgemm.UnsupportedError, match=r"tuning needs CuPy, torch alone multiplies: pip install"):
+        qgemm.tune(qgemm.quantize(np.zeros((64, 64), np.float32), "q4_0"), progress=False)

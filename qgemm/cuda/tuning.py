@@ -10,8 +10,10 @@ from statistics import fmean
 from tqdm import tqdm
 
 from qgemm.backend import Tuned
+from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
 from qgemm.parallel import run_all
+from qgemm.version import pip_install
 
 from .clock import GpuClock
 from .driver import tuned
@@ -26,8 +28,10 @@ def tune(
     progress: bool | None,
 ) -> Tuned:  # fmt: skip
     """Time the configs of products by these weights for some seconds, after the times that an earlier run kept."""
-    import cupy
-
+    try:
+        import cupy
+    except ImportError:
+        raise UnsupportedError(f"tuning needs CuPy, torch alone multiplies: {pip_install('cuda13')}") from None
     start, device = time.monotonic(), cupy.cuda.runtime.getDevice()
     machine, weights, stored = tuned.machine(device), list(weights), list[bool]()
 
