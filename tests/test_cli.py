@@ -175,7 +175,7 @@ def test_routes(run):
         kernels = formats["Q4_0"][column].split(", ")
         assert len(set(kernels)) == len(kernels) > 4
         assert kernels == list(dict.fromkeys(row.kernel.name for row in serve_q4_0 if activation in row.activations))
-    assert formats["F32"][3:] == ["cublas", "-"]
+    assert formats["F32"][3:] == ["gemv_floats, cublas, moe_floats", "-"]
 
 
 def test_routes_say_which_are_for_this_machine(run, monkeypatch):
@@ -188,7 +188,9 @@ def test_routes_say_which_are_for_this_machine(run, monkeypatch):
     assert "This machine's GPU is sm_89: --sm 89" in run("routes")[1]
     assert " sm_89, 128 SMs: prefill_sm80\n" in run("routes", "--problem", "q4_0 a16 M=64 N=8192 K=8192")[1]
     out = run("routes", "--sm", "75")[1]
-    assert set(lines_of(out, "kernel")) == {"gemv_simt", "gemv_dp4a", "dequantize", "cublas"}
+    assert set(lines_of(out, "kernel")) == {
+        "gemv_simt", "gemv_dp4a", "dequantize", "gemv_floats", "cublas", "moe_floats",
+    }  # fmt: skip
     assert lines_of(out + "\n", "format")["Q4_0"][3:] == ["gemv_simt, dequantize", "gemv_dp4a, dequantize"]
     assert "this machine" not in out.lower()
     assert run("routes", "--sm", "70")[0] == 2

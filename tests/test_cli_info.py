@@ -90,7 +90,7 @@ def test_kernels_are_of_the_gpu_at_hand(run, gpu):
     out = run("info", EXCERPT)[1]
     table = lines_of(out.partition("kernels of sm_90, from small to large M\n")[2], "type")
     assert table["Q4_0"][1:] == [", ".join(kernels(activation, 90)) for activation in ("a16", "a8")]
-    assert table["F32"][1:] == ["cublas", "-"]
+    assert table["F32"][1:] == ["gemv_floats, cublas", "-"]
     document = json.loads(run("info", EXCERPT, "--json")[1])
     assert document["cuda_sm"] == 90
     tensor = next(tensor for tensor in document["tensors"] if tensor["name"] == WEIGHT)

@@ -154,8 +154,12 @@ def test_the_state_names_the_library_of_arrays(library, monkeypatch):
     assert status.detail == f"2 x Stand-in (sm_90a), {library} {version}, NVRTC 13.0"
     facts = {"device": "Stand-in", "arch": "sm_90a", "driver_cuda": "13.1", library.lower(): version, "nvrtc": "13.0"}
     assert status == qgemm.Status(True, status.detail, facts)
+    reason = device.reason_without_cupy(status, "timing a GPU")
+    extra = "timing a GPU needs CuPy, torch alone multiplies: pip install 'gguf-matmul[cuda13]'"
+    assert reason == ("" if library == "CuPy" else extra)
     torch.version.cuda = None
     assert device.status().available is (library == "CuPy")
+    assert device.reason_without_cupy(qgemm.Status(False, "no GPU", {}), "timing") == "no GPU"
 
 
 def on_device(shape=(5, 64)) -> DeviceTensor:

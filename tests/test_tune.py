@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuning_bench import MACHINE, chosen, fastest, installed, problem, shaped
 
 import qgemm
-from qgemm import parallel
+from qgemm import cuda, parallel
 from qgemm.cuda import tuner, tuning
 from qgemm.cuda.driver import tuned
 from qgemm.cuda.kernels import prefill_sm80, routes
@@ -275,3 +277,10 @@ def test_codes_take_the_times_of_their_source():
     assert codes.timed().us == codes.timed("a").us == {"a": {"half": 1.0}}
     assert codes.timed("b").us == {"b": {"bf16": 1.0}}
     assert codes.timed("c") is None
+
+
+def test_without_cupy_the_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(cuda, "require", lambda who: None)
+    with pytest.raises(qgemm.UnsupportedError, match=r"tuning needs CuPy, torch alone multiplies: pip install"):
+        qgemm.tune(qgemm.quantize(np.zeros((64, 64), np.float32), "q4_0"), progress=False)

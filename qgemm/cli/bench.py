@@ -15,6 +15,7 @@ from qgemm.arguments import ACTIVATIONS, KINDS
 from qgemm.backend import backends
 from qgemm.codec.format import Format
 from qgemm.codec.group_activations import multiplies
+from qgemm.cuda.driver.device import reason_without_cupy
 from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.formats import format_named
@@ -94,9 +95,10 @@ def run(args: argparse.Namespace) -> int:
     if args.file is not None and (args.formats or args.shapes):
         raise UsageError("--formats and --shapes describe random weights: leave them out, or FILE")
     cuda = backends()["cuda"]
-    if args.gpu and not cuda.available:
-        raise QgemmError(cuda.detail)
-    backend = "cuda" if cuda.available and not args.cpu else "cpu"
+    reason = reason_without_cupy(cuda, "timing a GPU")
+    if args.gpu and reason:
+        raise QgemmError(reason)
+    backend = "cpu" if reason or args.cpu else "cuda"
     measure = gpu_rows() if backend == "cuda" else cpu_rows
     repeats = args.repeats or (timing.REPEATS if backend == "cuda" else CPU_REPEATS)
     rows: list[Row] = []

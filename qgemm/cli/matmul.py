@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qgemm.arguments import KINDS, Activation, check_weights
 from qgemm.backend import backends
 from qgemm.codec.format import floats
+from qgemm.cuda.devices import synchronize
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import Problem, c_type
 from qgemm.errors import QgemmError
@@ -192,16 +193,15 @@ def on_cuda(w: Tensor, activation: Activation) -> Multiply:
     sm = cuda_sm(state)
     if sm is None:
         raise QgemmError(f"cuda is not available: {state.detail}")
-    import cupy
-
     packed = w.to_device()
-    n, k = packed.shape
+    (n, k), library, device = packed.shape, packed.library, packed.device
 
     def multiply(x: NDArray[Any]) -> Product:
-        there = cupy.asarray(x)
-        y, seconds = timed(lambda: matmul(there, packed, activation), cupy.cuda.get_current_stream().synchronize)
+        there = library.uploaded(x, device)
+        product, seconds = timed(lambda: matmul(there, packed, activation), lambda: synchronize(library.stream(device)))
+        y = library.host(product)
         problem = Problem(w.format, activation, y.size // n, n, k, sm, c_type(x.dtype))
-        return Product(cupy.asnumpy(y), seconds, route(problem).kernel.name)
+        return Product(y, seconds, route(problem).kernel.name)
 
     return multiply
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import threading
 import time
 import warnings
@@ -220,11 +221,10 @@ def free_memory(device: str) -> int:
     gc.collect()
     if device != "cuda":
         return 0
-    import cupy
-
     torch.zeros(1, device=device)  # creates the CUDA context, whose memory does not count
     torch.cuda.empty_cache()
-    cupy.get_default_memory_pool().free_all_blocks()
+    if (cupy := sys.modules.get("cupy")) is not None:
+        cupy.get_default_memory_pool().free_all_blocks()
     return int(torch.cuda.mem_get_info()[0])
 
 

@@ -17,6 +17,7 @@ from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
 from qgemm.cuda import encode as kernels
 from qgemm.cuda import planes
+from qgemm.cuda.driver.device import reason_without_cupy
 from qgemm.cuda.kernels.transforms import ENCODE_STATS
 from qgemm.errors import UnsupportedError
 from qgemm.files.imatrix import Importance
@@ -40,8 +41,8 @@ class Device:
 
     def __init__(self) -> None:
         cuda = backends()["cuda"]
-        if not cuda.available:
-            raise UnsupportedError(f"there is no GPU to encode on: {cuda.detail}")
+        if reason := reason_without_cupy(cuda, "converting"):
+            raise UnsupportedError(f"there is no GPU to encode on: {reason}")
         import cupy
 
         self._device = cupy.cuda.Device()

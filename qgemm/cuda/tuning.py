@@ -31,7 +31,7 @@ def tune(
     try:
         import cupy
     except ImportError:
-        raise UnsupportedError(f"tuning needs CuPy: {pip_install('cuda13')} (or cuda12)") from None
+        raise UnsupportedError(f"tuning needs CuPy, torch alone multiplies: {pip_install('cuda13')}") from None
     start, device = time.monotonic(), int(cupy.cuda.runtime.getDevice())
     machine, weights, stored = tuned.machine(device), list(weights), list[bool]()
 

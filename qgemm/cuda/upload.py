@@ -79,20 +79,21 @@ def upload(fmt: Format, blocks: Blocks, library: Library, device: int, memory: A
 
 
 def upload_into(fmt: Format, blocks: Blocks, memory: Array, library: Library, device: int) -> None:
-    """Blocks of a matrix, of experts or of plain numbers -> bytes on the device: those that its class holds."""
-    if fmt.plain:
-        raw, pointer = byte_rows(blocks.reshape(-1, blocks.shape[-1])), library.pointer(memory)
-        stream = library.stream(device)
+    """Blocks of a matrix or of experts -> bytes on the device: those that its class holds."""
+    matrices = blocks if blocks.ndim == 3 else blocks[None]
+    into = _send_numbers if fmt.plain else upload
+    for matrix, matrix_memory in zip(matrices, memory.reshape(len(matrices), -1), strict=True):
+        into(fmt, matrix, library, device, matrix_memory)
 
-        def send(stage: Stage, first: int, part: NDArray[np.uint8]) -> None:
-            stage.send(part, pointer + first * raw.shape[1], stream)
 
-        _in_chunks(raw, max(1, STAGING_BYTES // raw.shape[1]), library, device, send)
-    elif blocks.ndim == 3:
-        for expert, expert_memory in zip(blocks, memory.reshape(len(blocks), -1), strict=True):
-            upload(fmt, expert, library, device, expert_memory)
-    else:
-        upload(fmt, blocks, library, device, memory)
+def _send_numbers(fmt: Format, blocks: Blocks, library: Library, device: int, memory: Array) -> None:
+    """Plain numbers [N, K] -> memory on the device, as they are."""
+    raw, pointer, stream = byte_rows(blocks), library.pointer(memory), library.stream(device)
+
+    def send(stage: Stage, first: int, part: NDArray[np.uint8]) -> None:
+        stage.send(part, pointer + first * raw.shape[1], stream)
+
+    _in_chunks(raw, max(1, STAGING_BYTES // raw.shape[1]), library, device, send)
 
 
 def _in_chunks(

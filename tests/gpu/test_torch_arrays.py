@@ -50,6 +50,7 @@ def test_bytes_of_a_tensor_become_weights(fmt, flat):
         torch.cuda._sleep(20_000_000)
         copied.copy_(raw)
         packed = qgemm.Tensor.from_bytes(copied.reshape(-1) if flat else copied, fmt.name, (N, K), "a")
+    stream.synchronize()  # floats stay where the stream has copied them
     assert (packed.format, packed.shape, packed.name) == (fmt, (N, K), "a")
     assert packed.to_host().blocks.tobytes() == w.blocks.tobytes()
     x = normal(3, K)

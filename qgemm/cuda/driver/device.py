@@ -92,5 +92,18 @@ def without_library(driver: tuple[int, int] | None) -> str:
         return f"{NO_DRIVER}; beside one: {pip_install('cuda13')} (or cuda12)"
     if driver[0] < OLDEST_CUDA:
         return f"the NVIDIA driver runs CUDA {driver[0]}.{driver[1]}, and CuPy needs {OLDEST_CUDA}.0: update the driver"
-    extra = pip_install("cuda13" if driver[0] > OLDEST_CUDA else "cuda12")
-    return f"neither CuPy nor a torch with CUDA is installed: {extra}"
+    return f"neither CuPy nor a torch with CUDA is installed: {pip_install(extra_for(driver))}"
+
+
+def extra_for(driver: tuple[int, int]) -> str:
+    """The extra with CuPy for a driver."""
+    return "cuda13" if driver[0] > OLDEST_CUDA else "cuda12"
+
+
+def reason_without_cupy(state: Status, who: str) -> str:
+    """Why `who`, which needs CuPy besides a GPU, cannot use one; "" if it can."""
+    if not state.available or "cupy" in state.facts:
+        return "" if state.available else state.detail
+    driver = driver_cuda()
+    assert driver is not None
+    return f"{who} needs CuPy, torch alone multiplies: {pip_install(extra_for(driver))}"
