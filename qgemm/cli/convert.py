@@ -94,6 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the token embedding is the output matrix, which SRC lacks though its config says that it has one",
     )
+    parser.add_argument(
+        "--architecture", metavar="NAME", default="",
+        help="general.architecture of DST: flux, wan ...; by default that of a diffusion model is told by its tensors",
+    )  # fmt: skip
     parser.add_argument("--part", action="store_true", help="convert only this shard, not its whole model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
     parser.add_argument(
@@ -141,7 +145,15 @@ def run(args: argparse.Namespace) -> int:
     model = is_gguf_path(args.target) and not args.layout
     with (
         open_for_conversion(
-            args.source, renames, args.like, [args.imatrix], args.part, model, args.drop, args.tied
+            args.source,
+            renames,
+            args.like,
+            [args.imatrix],
+            args.part,
+            model,
+            args.drop,
+            args.tied,
+            args.architecture,
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

@@ -14,6 +14,7 @@ from qgemm.files.paths import PathLike, path_string, shown_path
 from . import job
 from .checkpoint_target import check_layout
 from .consistency import consistent
+from .diffusion import with_architecture
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
@@ -54,11 +55,12 @@ def open_for_conversion(
     model: bool = False,
     drop: Sequence[re.Pattern[str]] = (),
     tied: bool = False,
+    architecture: str = "",
 ) -> Source:
     """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
     beside: other input files, which the conversion must not overwrite. drop: patterns of tensors that are left out.
-    tied: see `to_gguf_model`.
+    tied: see `to_gguf_model`. architecture: see `convert`.
     """
     source = open_source(src, part=part, copy=True)
     try:
@@ -73,6 +75,11 @@ def open_for_conversion(
         if tied and (like is not None or source.metadata is own_metadata):
             rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"
             raise QgemmError(f"{shown_path(source.path)}: {rule}")
+        if architecture and (like is not None or not model):
+            rule = "--architecture is for a .gguf file without --like, which has its base's"
+            raise QgemmError(f"{shown_path(source.path)}: {rule}")
+        if model and like is None:
+            source = with_architecture(source, architecture)
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
         source.close()
@@ -101,6 +108,7 @@ def convert(
     search: bool = False,
     imatrix: PathLike | None = None,
     part: bool = False,
+    architecture: str = "",
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -131,6 +139,8 @@ def convert(
     pure: one format for all tensors, `type` or the default of a file type. allow_requantize: quantize again where codes
     cannot be copied.
     search: search for better scales; imatrix: llama.cpp's importance matrix, whose tensors are searched with it.
+    architecture: general.architecture of the .gguf file. Without it a diffusion model has the one by which ComfyUI-GGUF
+    knows it, told by its tensors' names, and that program's rules of what is not quantized.
     part: convert one shard alone; by default a shard stands for the whole split model.
     force: replace an old `dst`, whole or not at all, but never a file that belongs to `src`. dry_run: only plan.
     threads: one per core by default. backend: "cuda" encodes on the GPU, into the same bytes. max_rel_error: fail if a
@@ -157,7 +167,7 @@ def convert(
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     drops = [re.compile(pattern) for pattern in drop]
     model = is_gguf_path(dst) and not layout
-    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied) as source:
+    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied, architecture) as source:
         total, done = source.nbytes, 0
         notes: list[str] = []
 
