@@ -89,7 +89,7 @@ def test_an_option_names_the_architecture(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        (("y.npz", "f32", "--architecture", "flux"), "--architecture is for a .gguf file"),
+        (("y.npz", "f32", "--architecture", "flux"), "changed only in a .gguf file"),
         (("y.gguf", "q8_0", "--architecture", "Flux 1"), "is not a name of lower-case letters"),
     ],
 )

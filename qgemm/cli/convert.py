@@ -11,6 +11,8 @@ from qgemm.codec.search import searched
 from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
+from qgemm.converter.edits import Edits, parse_layers
+from qgemm.converter.edits import parse_override as parse_key
 from qgemm.converter.job import BACKENDS, convert
 from qgemm.converter.mixture import FILE_TYPES, MIXTURES
 from qgemm.converter.plot import check_plot, plot
@@ -98,6 +100,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--architecture", metavar="NAME", default="",
         help="general.architecture of DST: flux, wan ...; by default that of a diffusion model is told by its tensors",
     )  # fmt: skip
+    parser.add_argument(
+        "--override-kv", metavar="KEY=TYPE:VALUE", action="append", default=[],
+        help="set a key of DST's metadata; TYPE int, float, bool, str; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--remove-kv", metavar="KEY", action="append", default=[], help="remove a key of the metadata; repeatable"
+    )
+    parser.add_argument("--prune-layers", metavar="LIST", help="leave layers out, 3,5-7; those after are renumbered")
     parser.add_argument("--part", action="store_true", help="convert only this shard, not its whole model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
     parser.add_argument(
@@ -153,7 +163,12 @@ def run(args: argparse.Namespace) -> int:
             model,
             args.drop,
             args.tied,
-            args.architecture,
+            Edits(
+                args.architecture,
+                dict(map(parse_key, args.override_kv)),
+                tuple(args.remove_kv),
+                parse_layers(args.prune_layers) if args.prune_layers else (),
+            ),
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError
@@ -14,7 +14,7 @@ from qgemm.files.paths import PathLike, path_string, shown_path
 from . import job
 from .checkpoint_target import check_layout
 from .consistency import consistent
-from .diffusion import with_architecture
+from .edits import NO_EDITS, Edits, apply_edits
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
@@ -55,12 +55,12 @@ def open_for_conversion(
     model: bool = False,
     drop: Sequence[re.Pattern[str]] = (),
     tied: bool = False,
-    architecture: str = "",
+    edits: Edits = NO_EDITS,
 ) -> Source:
     """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
     beside: other input files, which the conversion must not overwrite. drop: patterns of tensors that are left out.
-    tied: see `to_gguf_model`. architecture: see `convert`.
+    tied: see `to_gguf_model`. edits: changes of metadata and layers.
     """
     source = open_source(src, part=part, copy=True)
     try:
@@ -75,11 +75,12 @@ def open_for_conversion(
         if tied and (like is not None or source.metadata is own_metadata):
             rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"
             raise QgemmError(f"{shown_path(source.path)}: {rule}")
-        if architecture and (like is not None or not model):
-            rule = "--architecture is for a .gguf file without --like, which has its base's"
-            raise QgemmError(f"{shown_path(source.path)}: {rule}")
-        if model and like is None:
-            source = with_architecture(source, architecture)
+        if edits != NO_EDITS and not model:
+            raise QgemmError(f"{shown_path(source.path)}: metadata and layers are changed only in a .gguf file")
+        if edits.architecture and like is not None:
+            raise QgemmError(f"{shown_path(source.path)}: --architecture: a file has that of --like")
+        if model:
+            source = apply_edits(source, edits)
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
         source.close()
@@ -109,6 +110,9 @@ def convert(
     imatrix: PathLike | None = None,
     part: bool = False,
     architecture: str = "",
+    set_metadata: Mapping[str, Any] | None = None,
+    remove_metadata: Iterable[str] = (),
+    prune_layers: Iterable[int] = (),
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -140,7 +144,9 @@ def convert(
     cannot be copied.
     search: search for better scales; imatrix: llama.cpp's importance matrix, whose tensors are searched with it.
     architecture: general.architecture of the .gguf file. Without it a diffusion model has the one by which ComfyUI-GGUF
-    knows it, told by its tensors' names, and that program's rules of what is not quantized.
+    knows it, told by its tensors' names, and that program's rules for types.
+    set_metadata, remove_metadata: keys of the .gguf file with their values, keys that it shall not have. prune_layers:
+    numbers of layers that are left out; those after them are renumbered.
     part: convert one shard alone; by default a shard stands for the whole split model.
     force: replace an old `dst`, whole or not at all, but never a file that belongs to `src`. dry_run: only plan.
     threads: one per core by default. backend: "cuda" encodes on the GPU, into the same bytes. max_rel_error: fail if a
@@ -167,7 +173,8 @@ def convert(
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     drops = [re.compile(pattern) for pattern in drop]
     model = is_gguf_path(dst) and not layout
-    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied, architecture) as source:
+    edits = Edits(architecture, set_metadata or {}, tuple(remove_metadata), tuple(sorted(set(prune_layers))))
+    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied, edits) as source:
         total, done = source.nbytes, 0
         notes: list[str] = []
 

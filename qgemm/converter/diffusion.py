@@ -28,8 +28,8 @@ PREFIXES = "model.diffusion_model.", "model.", "net."
 
 
 class Diffusion(NamedTuple):
-    """marks: alternatives, each the tensors that such a model has all of. unquantized: parts of names of tensors that are not
-    quantized; those that begin with = are whole names. single: parts of names of tensors in F32.
+    """marks: alternatives, each the tensors that such a model has all of. unquantized: parts of names of tensors that
+    are not quantized; those that begin with = are whole names. single: parts of names of tensors in F32.
     """
 
     marks: tuple[tuple[str, ...], ...]
