@@ -79,6 +79,37 @@ def test_changes_that_are_refused(run, source, tmp_path, flags, rule):
     assert rule in " ".join(err.split())
 
 
+@pytest.mark.parametrize(("size", "shards"), [(512, 3), (300, 5), ("1M", 1), (1, 5)])
+def test_shards_of_a_largest_size(source, tmp_path, size, shards):
+    """Tensors in their order; one larger than the size has a shard of its own."""
+    qgemm.convert(source, tmp_path / "y.gguf", "f32", split_max_size=size)
+    names = sorted(path.name for path in tmp_path.glob("y*.gguf"))
+    if shards == 1:
+        assert names == ["y.gguf"]
+    else:
+        assert names == [f"y-{i + 1:05}-of-{shards:05}.gguf" for i in range(shards)]
+    with qgemm.open(source) as old, qgemm.open(tmp_path / names[0]) as new:
+        assert list(new) == list(old)
+        for name in old:
+            assert new[name].blocks.tobytes() == old[name].blocks.tobytes()
+    if size == 512:
+        for name in names:
+            with qgemm.open(tmp_path / name, part=True) as part:
+                assert sum(tensor.nbytes for tensor in part.values()) <= size
+
+
+@pytest.mark.parametrize("size", ["2T", "-1", "0", "x"])
+def test_sizes_that_are_none(run, source, tmp_path, size):
+    status, _, err = run("convert", source, tmp_path / "y.gguf", "f32", f"--split-max-size={size}")
+    assert (status, "is not a number of bytes" in " ".join(err.split())) == (2, True)
+
+
+def test_only_one_option_chooses_shards(run, source, tmp_path):
+    flags = "--keep-split", "--split-max-size", "1M"
+    status, _, err = run("convert", source, tmp_path / "y.gguf", "f32", *flags)
+    assert (status, "each choose the shards" in " ".join(err.split())) == (1, True)
+
+
 def test_other_files_have_no_metadata_to_change(run, tmp_path):
     source = safetensors(tmp_path / "x.safetensors", {"w": normal(2, 32)})
     status, _, err = run("convert", source, tmp_path / "y.npz", "f32", "--override-kv", "a=int:1")

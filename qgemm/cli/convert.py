@@ -11,7 +11,7 @@ from qgemm.codec.search import searched
 from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
-from qgemm.converter.edits import Edits, parse_layers
+from qgemm.converter.edits import Edits, parse_layers, parse_size
 from qgemm.converter.edits import parse_override as parse_key
 from qgemm.converter.job import BACKENDS, convert
 from qgemm.converter.mixture import FILE_TYPES, MIXTURES
@@ -111,6 +111,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", action="store_true", help="convert only this shard, not its whole model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
     parser.add_argument(
+        "--split-max-size", metavar="N", help="write shards with at most N bytes of tensors, 500M or 2G as gguf-split"
+    )
+    parser.add_argument(
         "--layout", choices=LAYOUTS,
         help="DST is a folder: a checkpoint of TYPE, a group format such as u4z_g128, that other libraries read",
     )  # fmt: skip
@@ -145,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
             keep_split=args.keep_split,
             ends=Ends(*ends),
             layout=args.layout or "",
+            split_size=parse_size(args.split_max_size or 0),
         )
         check_layout(options)
         renames = [parse_rename(text) for text in args.rename]

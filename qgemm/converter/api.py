@@ -14,7 +14,7 @@ from qgemm.files.paths import PathLike, path_string, shown_path
 from . import job
 from .checkpoint_target import check_layout
 from .consistency import consistent
-from .edits import NO_EDITS, Edits, apply_edits
+from .edits import NO_EDITS, Edits, apply_edits, parse_size
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
@@ -104,6 +104,7 @@ def convert(
     tied: bool = False,
     pure: bool = False,
     keep_split: bool = False,
+    split_max_size: int | str = 0,
     layout: str = "",
     allow_requantize: bool = False,
     search: bool = False,
@@ -137,6 +138,8 @@ def convert(
     embedding for one, though its config does not say so.
     keep_split: write as many shards as the split .gguf source has, named after dst; types are chosen as llama-quantize
     does in that case.
+    split_max_size: the most bytes of tensors in a shard, a number or "2G", "500M" as gguf-split counts them (1000^3); a
+    larger output becomes shards named after dst.
     layout: "awq", "gptq" or "compressed-tensors": dst is a folder, which becomes a checkpoint of that method in
     `type`, a group format such as "u4z_g128"; the output matrix and the token embedding stay plain unless `pure` is
     set or a type is given for them.
@@ -168,6 +171,7 @@ def convert(
         keep_split,
         Ends(*(None if fmt is None else one_format(fmt) for fmt in (token_embedding_type, output_tensor_type))),
         layout,
+        parse_size(split_max_size),
     )
     check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]

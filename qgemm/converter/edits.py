@@ -40,7 +40,7 @@ TYPES: dict[str, Callable[[str], Any]] = {  # the types of GGUF that llama-quant
 
 
 class Edits(NamedTuple):
-    """architecture: general.architecture. values: metadata to set. removed: keys to remove. layers: those to leave out."""
+    """architecture: general.architecture. values: metadata to set. removed: keys to remove. layers: to leave out."""
 
     architecture: str = ""
     values: Mapping[str, Any] = {}
@@ -72,6 +72,14 @@ def parse_layers(text: str) -> tuple[int, ...]:
             raise QgemmError(f"--prune-layers {shown(text)} is not a list of numbers or ranges, such as 3,5-7")
         layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(layers))
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes, or a number and M or G, as gguf-split counts them; 0 for no limit."""
+    match = re.fullmatch(r"(\d+)([MG]?)", str(size))
+    if match is None or (size != 0 and not int(match[1])):
+        raise QgemmError(f"--split-max-size {shown(str(size))} is not a number of bytes, nor one with M or G")
+    return int(match[1]) * {"": 1, "M": 10**6, "G": 10**9}[match[2]]
 
 
 def apply_edits(source: Source, edits: Edits) -> Source:

@@ -112,6 +112,7 @@ class Options(NamedTuple):
     keep_split: bool = False  # one file per shard of the source
     ends: Ends = Ends()
     layout: str = ""  # layout of the checkpoint to write: awq, gptq, compressed-tensors
+    split_size: int = 0  # the most bytes of tensors in a shard; 0: no limit
 
 
 class Step(NamedTuple):
