@@ -88,6 +88,26 @@ def test_five_dimensions(tmp_path):
         assert_array_equal(back["c.weight"], want)
 
 
+def test_five_dimensions_of_a_gguf_file_stay(run, tmp_path):
+    """They open, verify and convert as they are, and come back in other files; no key repeats the shape."""
+    x = normal(4, 3, 2, 2, 64)
+    source = tmp_path / "x.gguf"
+    qgemm.write(source, {"conv.weight": x, "w.weight": normal(4, 64)})
+    with qgemm.open(source) as file:
+        assert file["conv.weight"].shape == x.shape
+        assert_array_equal(file["conv.weight"].dequantize(), x)
+    converted(source, tmp_path / "y.gguf", "q8_0")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert file["conv.weight"].shape == x.shape
+        assert not [name for name in file.metadata if name.startswith(ORIGINAL_SHAPE)]
+        values = file["conv.weight"].dequantize()
+    assert run("verify", tmp_path / "y.gguf")[0] == 0
+    assert "(4, 3, 2, 2, 64)" in run("info", tmp_path / "y.gguf")[1]
+    converted(tmp_path / "y.gguf", tmp_path / "z.npz", "f32")
+    with np.load(tmp_path / "z.npz") as arrays:
+        assert_array_equal(arrays["conv.weight"], values)
+
+
 def key_of(name: str) -> str:
     return ORIGINAL_SHAPE + name
 

@@ -81,7 +81,7 @@ MESSAGES = {
     "OFF-009": "tensor 'b': offset 36 is not a multiple of the alignment 32",
     "OFF-011": "tensor 'b': offset 96 lies inside tensor 'a'",
     "TI-008": r"tensor 'w\x00a': a name must not hold NUL",
-    "TI-018": "tensor 'w': 4294967295 dimensions are not 1 to 4",
+    "TI-018": "tensor 'w': 4294967295 dimensions are not 1 to 5",
     "TRN-035": "tensor 'a.weight': the file ends within its offset: 8 bytes needed, 4 left",
     "TYP-001": "tensor 'w': type 4 was Q4_2, which ggml removed",
 }
@@ -194,7 +194,7 @@ BROKEN = {
     ),
     "name of 128 bytes": (file_of((), [tensor(b"n" * 128, (32,))], ONE), "tensor 'nnnn"),
     "escape in a name": (file_of((), [tensor(b"\x1b]0;x\7", (32,), 99)], ONE), "tensor '\\x1b]0;x\\x07': type 99"),
-    "five dimensions": (file_of((), [tensor(b"w", (1,) * 5)], ONE), "tensor 'w': 5 dimensions are not 1 to 4"),
+    "six dimensions": (file_of((), [tensor(b"w", (1,) * 6)], ONE), "tensor 'w': 6 dimensions are not 1 to 5"),
     "an empty tensor too large": (file_of((), [tensor(b"w", (2**62, 0))], ONE), f"tensor 'w': shape (0, {2**62}) is"),
     "four factors that wrap": (
         file_of((), [tensor(b"w", (2**16,) * 4, 24)], ONE),

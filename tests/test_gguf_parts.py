@@ -182,7 +182,7 @@ REFUSED = {
     ),
     "count": ({"w": kbit()}, {"split.tensors.count": 1}, "key 'split.tensors.count': is not 3"),
     "empty": ({"w": kbit((0, 64))}, {}, "tensor 'w': shape (0, 64) holds a zero"),
-    "five dimensions": ({"w": kbit((1, 1, 1, 2, 64))}, {}, "tensor 'w': 5 dimensions are not 1 to 4"),
+    "six dimensions": ({"w": kbit((1, 1, 1, 1, 2, 64))}, {}, "tensor 'w': 6 dimensions are not 1 to 5"),
 }
 
 

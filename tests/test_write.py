@@ -254,8 +254,8 @@ REFUSED = {
     "long name in bytes": ({"ö" * 32: np.ones(1)}, {}, "tensor '\\xf6"),
     "NUL in a name": ({"a\0b": np.ones(1)}, {}, "tensor 'a\\x00b': a name must not hold NUL"),
     "one name twice": ({"é": np.ones(1), "\udcc3\udca9": np.ones(1)}, {}, "tensor '\\udcc3\\udca9': another name"),
-    "no dimension": ({"w": np.array(1.0)}, {}, "tensor 'w': 0 dimensions are not 1 to 4"),
-    "five dimensions": ({"w": np.ones((1,) * 5)}, {}, "tensor 'w': 5 dimensions are not 1 to 4"),
+    "no dimension": ({"w": np.array(1.0)}, {}, "tensor 'w': 0 dimensions are not 1 to 5"),
+    "six dimensions": ({"w": np.ones((1,) * 6)}, {}, "tensor 'w': 6 dimensions are not 1 to 5"),
     "empty": ({"w": np.ones((0, 4))}, {}, "tensor 'w': shape (0, 4) holds a zero"),
     "format of no file": (
         {"w": Tensor(Format("own", 1, np.dtype("u1")), (4,), np.zeros(4, "u1"))},

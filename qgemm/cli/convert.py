@@ -12,6 +12,8 @@ from qgemm.codec.search import searched
 from qgemm.converter.api import open_for_conversion
 from qgemm.converter.checkpoint_target import check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
+from qgemm.converter.edits import Edits, parse_layers, parse_size
+from qgemm.converter.edits import parse_override as parse_key
 from qgemm.converter.job import BACKENDS, convert
 from qgemm.converter.mixture import FILE_TYPES, MIXTURES
 from qgemm.converter.plot import check_plot, plot
@@ -123,8 +125,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the token embedding is the output matrix, which SRC lacks though its config says that it has one",
     )
+    parser.add_argument(
+        "--architecture", metavar="NAME", default="",
+        help="general.architecture of DST: flux, wan ...; by default that of a diffusion model is told by its tensors",
+    )  # fmt: skip
+    parser.add_argument(
+        "--override-kv", metavar="KEY=TYPE:VALUE", action="append", default=[],
+        help="set a key of DST's metadata; TYPE int, float, bool, str; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--remove-kv", metavar="KEY", action="append", default=[], help="remove a key of the metadata; repeatable"
+    )
+    parser.add_argument("--prune-layers", metavar="LIST", help="leave layers out, 3,5-7; those after are renumbered")
     parser.add_argument("--part", action="store_true", help="convert only this shard, not its whole model")
     parser.add_argument("--keep-split", action="store_true", help="as many shards as SRC, a split .gguf file, has")
+    parser.add_argument(
+        "--split-max-size", metavar="N", help="write shards with at most N bytes of tensors, 500M or 2G as gguf-split"
+    )
     parser.add_argument(
         "--layout", choices=LAYOUTS,
         help="DST is a folder: a checkpoint of TYPE, a group format such as u4z_g128, that other libraries read",
@@ -161,6 +178,7 @@ def run(args: argparse.Namespace) -> int:
             keep_split=args.keep_split,
             ends=Ends(*ends),
             layout=args.layout or "",
+            split_size=parse_size(args.split_max_size or 0),
         )
         check_layout(options)
         renames = [parse_rename(text) for text in args.rename]
@@ -171,7 +189,20 @@ def run(args: argparse.Namespace) -> int:
     model = is_gguf_path(args.target) and not args.layout
     with (
         open_for_conversion(
-            args.source, renames, args.like, [args.imatrix], args.part, model, args.drop, args.tied
+            args.source,
+            renames,
+            args.like,
+            [args.imatrix],
+            args.part,
+            model,
+            args.drop,
+            args.tied,
+            Edits(
+                args.architecture,
+                dict(map(parse_key, args.override_kv)),
+                tuple(args.remove_kv),
+                parse_layers(args.prune_layers) if args.prune_layers else (),
+            ),
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError
@@ -14,6 +14,7 @@ from qgemm.files.paths import PathLike, path_string, shown_path
 from . import job
 from .checkpoint_target import check_layout
 from .consistency import consistent
+from .edits import NO_EDITS, Edits, apply_edits, parse_size
 from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
@@ -54,11 +55,12 @@ def open_for_conversion(
     model: bool = False,
     drop: Sequence[re.Pattern[str]] = (),
     tied: bool = False,
+    edits: Edits = NO_EDITS,
 ) -> Source:
     """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
     beside: other input files, which the conversion must not overwrite. drop: patterns of tensors that are left out.
-    tied: see `to_gguf_model`.
+    tied: see `to_gguf_model`. edits: changes of metadata and layers.
     """
     source = open_source(src, part=part, copy=True)
     try:
@@ -73,6 +75,12 @@ def open_for_conversion(
         if tied and (like is not None or source.metadata is own_metadata):
             rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"
             raise QgemmError(f"{shown_path(source.path)}: {rule}")
+        if edits != NO_EDITS and not model:
+            raise QgemmError(f"{shown_path(source.path)}: metadata and layers are changed only in a .gguf file")
+        if edits.architecture and like is not None:
+            raise QgemmError(f"{shown_path(source.path)}: --architecture: a file has that of --like")
+        if model:
+            source = apply_edits(source, edits)
         source.files = [*source.files, *(path_string(path) for path in beside if path is not None)]
     except BaseException:
         source.close()
@@ -96,11 +104,16 @@ def convert(
     tied: bool = False,
     pure: bool = False,
     keep_split: bool = False,
+    split_max_size: int | str = 0,
     layout: str = "",
     allow_requantize: bool = False,
     search: bool = False,
     imatrix: PathLike | None = None,
     part: bool = False,
+    architecture: str = "",
+    set_metadata: Mapping[str, Any] | None = None,
+    remove_metadata: Iterable[str] = (),
+    prune_layers: Iterable[int] = (),
     force: bool = False,
     dry_run: bool = False,
     threads: int | None = None,
@@ -125,12 +138,18 @@ def convert(
     embedding for one, though its config does not say so.
     keep_split: write as many shards as the split .gguf source has, named after dst; types are chosen as llama-quantize
     does in that case.
+    split_max_size: the most bytes of tensors in a shard, a number or "2G", "500M" as gguf-split counts them (1000^3); a
+    larger output becomes shards named after dst.
     layout: "awq", "gptq" or "compressed-tensors": dst is a folder, which becomes a checkpoint of that method in
     `type`, a group format such as "u4z_g128"; the output matrix and the token embedding stay plain unless `pure` is
     set or a type is given for them.
     pure: one format for all tensors, `type` or the default of a file type. allow_requantize: quantize again where codes
     cannot be copied.
     search: search for better scales; imatrix: llama.cpp's importance matrix, whose tensors are searched with it.
+    architecture: general.architecture of the .gguf file. Without it a diffusion model has the one by which ComfyUI-GGUF
+    knows it, told by its tensors' names, and that program's rules for types.
+    set_metadata, remove_metadata: keys of the .gguf file with their values, keys that it shall not have. prune_layers:
+    numbers of layers that are left out; those after them are renumbered.
     part: convert one shard alone; by default a shard stands for the whole split model.
     force: replace an old `dst`, whole or not at all, but never a file that belongs to `src`. dry_run: only plan.
     threads: one per core by default. backend: "cuda" encodes on the GPU, into the same bytes. max_rel_error: fail if a
@@ -152,12 +171,14 @@ def convert(
         keep_split,
         Ends(*(None if fmt is None else one_format(fmt) for fmt in (token_embedding_type, output_tensor_type))),
         layout,
+        parse_size(split_max_size),
     )
     check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     drops = [re.compile(pattern) for pattern in drop]
     model = is_gguf_path(dst) and not layout
-    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied) as source:
+    edits = Edits(architecture, set_metadata or {}, tuple(remove_metadata), tuple(sorted(set(prune_layers))))
+    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied, edits) as source:
         total, done = source.nbytes, 0
         notes: list[str] = []
 

@@ -158,29 +158,56 @@ class _File(NamedTuple):
 
 
 def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -> list[_File]:
-    """The file at a path, or one per shard of the source, numbered as shards are."""
+    """The file at a path, or its shards: as the source has them, or as many as a largest size demands."""
     keys = metadata(source, steps, options)
     if options.layout:
-        if options.keep_split:
-            raise QgemmError(f"{shown_path(path)}: --keep-split is for .gguf files, not for checkpoints of a --layout")
+        if option := splitting(options):
+            raise QgemmError(f"{shown_path(path)}: {option} is for .gguf files, not for checkpoints of a --layout")
         strings = {} if source.is_gguf else source.metadata
         target = layout_target(layout_named(options.layout), steps)
         return [_File(os.path.join(path, FILE), steps, strings, target)]
-    if not options.keep_split:
+    option = splitting(options)
+    if options.keep_split and options.split_size:
+        raise QgemmError(f"{shown_path(path)}: --keep-split and --split-max-size each choose the shards: give one")
+    if not option:
         return [_File(path, steps, keys, target_for(path))]
-    count = 1 + max((step.weight.shard for step in steps), default=0)
-    if count == 1 or not is_gguf_path(path):
-        rule = "is no split model" if count == 1 else f"becomes {shown_path(path)}, which is no {GGUF} file"
-        raise QgemmError(f"{shown_path(source.path)}: {rule}: --keep-split is for a {GGUF} file in shards")
+    numbers = shards_of(steps, options)
+    count = 1 + max(numbers, default=0)
+    if (count == 1 and options.keep_split) or not is_gguf_path(path):
+        rule = "is no split model" if is_gguf_path(path) else f"becomes {shown_path(path)}, which is no {GGUF} file"
+        raise QgemmError(f"{shown_path(source.path)}: {rule}: {option} is for a {GGUF} file in shards")
+    if count == 1:
+        return [_File(path, steps, keys, target_for(path))]
     if any(longest_part(step.format) for step in steps):
         raise QgemmError(f"{shown_path(path)}: kbit tensors are not written to shards, nor are others in parts")
     files = []
     for number in range(count):
         position = shard_keys(number, count, len(steps))
         name = ShardName(path[: -len(GGUF)], number + 1, count, path[-len(GGUF) :]).path(number + 1)
-        own = [step for step in steps if step.weight.shard == number]
+        own = [step for step, shard in zip(steps, numbers, strict=True) if shard == number]
         files.append(_File(name, own, position if number else {**keys, **position}, target_for(name)))
     return files
+
+
+def splitting(options: Options) -> str:
+    """The option by which the output has shards, "" without one."""
+    return "--keep-split" if options.keep_split else "--split-max-size" if options.split_size else ""
+
+
+def shards_of(steps: Sequence[Step], options: Options) -> list[int]:
+    """The number of each tensor's shard: that of the source, or the next where a shard would exceed the largest size.
+
+    A tensor larger than that has a shard of its own.
+    """
+    if options.keep_split:
+        return [step.weight.shard for step in steps]
+    numbers, number, size = [], 0, 0
+    for step in steps:
+        if size and size + step.nbytes > options.split_size:
+            number, size = number + 1, 0
+        size += step.nbytes
+        numbers.append(number)
+    return numbers
 
 
 def _convert_steps(

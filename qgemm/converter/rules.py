@@ -24,6 +24,7 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, written
 from qgemm.text import names_in_short
 
+from . import diffusion
 from .checkpoints.write import LAYOUTS, Layout
 from .mixture import (
     EMBEDDINGS,
@@ -78,11 +79,13 @@ Override = tuple[re.Pattern[str], Format]
 class KeepRules(NamedTuple):
     """The rules that keep tensors of a source, for the names that its kind of file uses.
 
-    gguf_names: whether these are llama.cpp's; dimensions are then counted as ggml counts them.
+    gguf_names: whether these are llama.cpp's; dimensions are then counted as ggml counts them. matrices: whether only
+    tensors of two dimensions are quantized, as in diffusion models.
     """
 
     gguf_names: bool
     patterns: Sequence[tuple[str, re.Pattern[str]]]
+    matrices: bool = False
 
 
 class Ends(NamedTuple):
@@ -110,6 +113,7 @@ class Options(NamedTuple):
     ends: Ends = Ends()
     layout: str = ""  # layout of the checkpoint to write: awq, gptq, compressed-tensors
     recipe: Mapping[str, Format] = MappingProxyType({})  # types by tensor name, for tensors that nothing else decides
+    split_size: int = 0  # the most bytes of tensors in a shard; 0: no limit
 
 
 class Step(NamedTuple):
@@ -205,6 +209,9 @@ def keep_rule(name: str, ndim: int, architecture: str) -> str:
 def _rules(source: Source) -> KeepRules:
     """The keep rules for the names of a source."""
     architecture = str(source.metadata.get(Keys.General.ARCHITECTURE, ""))
+    if architecture in diffusion.MODELS:
+        patterns = diffusion.keep_patterns(diffusion.MODELS[architecture])
+        return KeepRules(False, [*patterns, ("not a weight", re.compile(r"(?<!weight)$"))], matrices=True)
     gguf_names = architecture in ARCHITECTURES or any(map(LAYER.match, source.weights))
     rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if architecture == GLM5 else ()), *(() if gguf_names else OTHER_KEEP_RULES)]
     if any(name.endswith("weight") for name in source.weights):
@@ -277,6 +284,8 @@ def _fixed_step(weight: Weight, options: Options, rules: KeepRules) -> Step | No
         return _keep_step(weight, "integers")
     if (dimensions(weight.shape) if rules.gguf_names else len(weight.shape)) < 2:
         return _keep_step(weight, "1-D")
+    if rules.matrices and len(weight.original or weight.shape) > 2:
+        return _keep_step(weight, "no matrix")
     for rule, pattern in rules.patterns:
         if pattern.search(weight.name):
             return _keep_step(weight, rule)

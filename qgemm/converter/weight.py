@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from qgemm.codec.format import Blocks, Format, Levels
 from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
-from qgemm.files.gguf.layout import MAX_DIMS
 from qgemm.files.paths import shown
 from qgemm.formats import FORMATS
 from qgemm.packed import Packed
@@ -24,6 +23,7 @@ PLAIN = FORMATS["f32"]
 GROUP_FAMILY = "groups"  # the family of formats with one group per block (qgemm/formats/groups.py)
 EXACT_HALF = 2048  # float16 holds every integer up to this one
 GROUP = 32  # weights per scale in every format into which codes are copied
+GGML_DIMS = 4  # most dimensions that ggml reads
 
 
 class Groups(NamedTuple):
@@ -66,7 +66,7 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor [..., N, K] of at most 4 dimensions, as in .gguf files.
+    """One tensor [..., N, K] of the dimensions that it has in a .gguf file.
 
     Ranges of its weights are counted in C order; they start and end at multiples of `step`.
 
@@ -135,13 +135,13 @@ class Source:
 
 
 def stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with at most the dimensions of a .gguf file: leading ones are joined."""
-    return shape if len(shape) <= MAX_DIMS else (prod(shape[: 1 - MAX_DIMS]), *shape[1 - MAX_DIMS :])
+    """The shape with at most the dimensions of ggml: leading ones are joined."""
+    return shape if len(shape) <= GGML_DIMS else (prod(shape[: 1 - GGML_DIMS]), *shape[1 - GGML_DIMS :])
 
 
 def original_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape if a .gguf file cannot hold it, else None."""
-    return shape if len(shape) > MAX_DIMS else None
+    """The shape if ggml cannot hold it, else None."""
+    return shape if len(shape) > GGML_DIMS else None
 
 
 def weight_from_tensor(tensor: Tensor) -> Weight:

@@ -37,7 +37,7 @@ VERSIONS = (2, GGUF_VERSION)  # both have the same layout
 MAX_KEY_BYTES = 65535
 MAX_NAME_BYTES = 63  # limit of written names: ggml's buffer has 64 bytes with the NUL
 MAX_READ_NAME_BYTES = 127  # limit of read names: diffusion models use GGML_MAX_NAME=128
-MAX_DIMS = 4
+MAX_DIMS = 5  # ggml has four; video models of ComfyUI-GGUF have convolutions of five
 MIN_KEY = 8 + 1 + 4 + 1  # bytes: length, name, type, value
 MIN_TENSOR = 8 + 0 + 4 + 8 + 4 + 8  # bytes: length, name, n_dims, ne, type, offset
 
