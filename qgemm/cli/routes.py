@@ -11,8 +11,9 @@ from qgemm.cuda.problem import TUNED_SMS, TYPES, Gpu, Problem, gpu
 from qgemm.formats import FORMATS
 from qgemm.text import columns, printable
 
-from .abilities import on_cpu, served
+from .abilities import on_cpu
 from .common import Command, UsageError, count
+from .gpu_abilities import served
 
 EXAMPLE = "q4_0 a16 M=64 N=8192 K=8192"
 SHOWN = 5  # configs that are printed
