@@ -21,9 +21,9 @@ from qgemm.arguments import ACTIVATIONS, KINDS
 from qgemm.backend import backends
 from qgemm.cli import bench_model, model_bench, timing
 from qgemm.cli import main as cli
-from qgemm.cli.abilities import served
 from qgemm.cli.bench import activations, formats, shapes
 from qgemm.cli.common import UsageError, count, counts
+from qgemm.cli.gpu_abilities import served
 from qgemm.codec.format import Format
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import write_file

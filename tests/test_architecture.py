@@ -19,6 +19,7 @@ UPWARD: set[tuple[str, str]] = set()  # imports against the order: may only beco
 DOORS = "qgemm", "qgemm.api", "qgemm.__main__"
 LAZY = {
     ("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main"),  # so that a start can be interrupted
+    ("qgemm.cli.main", "qgemm.cli.info"), ("qgemm.cli.info", "qgemm.cli.gpu_abilities"),  # starts are shorter
     ("qgemm", "qgemm.cuda"), ("qgemm.converter.job", "qgemm.converter.device"),  # starts without a GPU are shorter
 }  # fmt: skip
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
@@ -145,7 +146,7 @@ def test_lazy_imports_are_those_of_backends_and_of_the_doors():
     by_name = {module for module, path in MODULES.items() if "import_module(" in path.read_text()}
     # formats: the registry; some commands import modules that need torch, transformers or peft
     named = {"qgemm.cli.model_bench", "qgemm.cli.model_variants", "qgemm.cli.imatrix"}
-    assert by_name <= {"qgemm.backend", "qgemm.codec.compiled", "qgemm.formats", *named}
+    assert by_name <= {"qgemm.backend", "qgemm.codec.compiled", "qgemm.formats", "qgemm.cli.main", *named}
 
 
 def assigned_attributes(path: Path) -> list[str]:

@@ -237,7 +237,9 @@ def test_version(run):
     assert " ".join(" ".join(cuda).split()).endswith(qgemm.backends()["cuda"].detail)
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+@pytest.mark.parametrize(
+    "command", [cli.command_named(name) for name in cli.COMMANDS], ids=lambda command: command.name
+)
 def test_help_has_an_example_that_parses(run, command):
     status, out, err = run(command.name, "--help")
     assert (status, err) == (0, "")

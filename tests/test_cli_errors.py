@@ -60,7 +60,7 @@ def test_what_is_no_gguf_file_is_to_be_converted(refused, tmp_path, command):
         assert f"{path}: is no .gguf file; `qgemm convert` makes one of it" in refused(*words)
 
 
-@pytest.mark.parametrize("command", [[], *([command.name] for command in cli.COMMANDS)])
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
 def test_help_fits_80_columns(run, monkeypatch, command):
     """Only commands that users copy are longer."""
     monkeypatch.setenv("COLUMNS", "80")

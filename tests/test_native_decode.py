@@ -11,7 +11,7 @@ from strategies import over_formats
 import qgemm
 from qgemm.codec.format import FLOATS
 from qgemm.cpu import decode, native
-from qgemm.cpu.native import libraries, library
+from qgemm.cpu.native import encoders, libraries, library
 
 pytestmark = [
     pytest.mark.compiles,
@@ -49,6 +49,22 @@ def test_weights_are_numpys(fmt, monkeypatch):
             want = fmt.dequantize(blocks, name)
             assert_same_bits(w.dequantize(name), want)
             assert_same_bits(w.rows(index, name), want[index])
+
+
+@over_formats(WITH_HEADER)
+def test_ranges_of_a_conversion_are_numpys(fmt):
+    """On the calling thread, any number of blocks; the bits of a NaN of plain numbers are kept."""
+    rng = np.random.default_rng(3)
+    count = -(-encoders.LEAST_DECODED // fmt.weights) + 7
+    blocks = rng.integers(0, 256, (count, fmt.block_bytes), np.uint8).view(fmt.dtype).reshape(-1)
+    assert encoders.decoded(fmt, blocks[:2]) is None
+    for part in (blocks, blocks[: count // 2 * 2]):
+        with np.errstate(invalid="ignore", over="ignore"):
+            values, want = fmt.decoded(part), fmt.decode(part)
+            assert_same_bits(values, want)
+        assert values.shape == want.shape
+        if fmt.plain:
+            assert values.tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4])

@@ -62,7 +62,7 @@ def interrupted(tmp_path):
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("module", ["qgemm.cli.main", "argparse", "numpy", "numpy.linalg", "gguf", "qgemm.cli.verify"])
+@pytest.mark.parametrize("module", ["qgemm.cli.main", "argparse", "numpy", "numpy.linalg", "gguf", "qgemm.cli.routes"])
 def test_interrupted_while_it_is_imported(door, module, interrupted):
     """The signal handler ends the process, because an exception could be taken for a failed import."""
     done = interrupted(door, module)

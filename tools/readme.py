@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import api_pages
-import gpus
 import headline
 import layouts
 import numpy as np
+import predictions
 import recipes
 from numpy.typing import NDArray
 
@@ -201,9 +201,9 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/formats.md": {"formats": formats_table, "layouts": layouts.table},
     "docs/several-gpus.md": {"shard": shards.table},
     "docs/gpus.md": {
-        "cards": gpus.cards_table,
-        "predictions": gpus.predictions_table,
-        "published": gpus.published_table,
+        "cards": predictions.cards_table,
+        "predictions": predictions.predictions_table,
+        "published": predictions.published_table,
     },
     "docs/recipes.md": {name: partial(recipes.section, name) for name in recipes.SPEEDS},
     "docs/torch.md": {"models": models.table},

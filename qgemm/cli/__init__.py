@@ -1,1 +1,1 @@
-"""The commands of `qgemm`, a module each; the table COMMANDS in qgemm/cli/main.py lists them."""
+"""The commands of `qgemm`, a module each; the tuple COMMANDS in qgemm/cli/main.py lists them."""

@@ -8,19 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qgemm.arguments import ACTIVATIONS, KINDS, Activation
+from qgemm.arguments import KINDS, Activation
 from qgemm.backend import Status
 from qgemm.codec.format import Format
 from qgemm.cpu.native.library import reason
 from qgemm.cpu.native.products import Product, multiplies
-from qgemm.cuda.kernels.routes import ANY, ROUTES, route
-from qgemm.cuda.problem import Problem
 from qgemm.errors import UnsupportedError
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
-MANY = 1 << 20  # tokens: stands for any M beyond the limits of the table's rows
 COMPILED, NUMPY = "c", "numpy"  # the kernels of the CPU
 
 
@@ -51,7 +48,7 @@ def _on_cpu(fmt: Format, ndim: int, disabled: str) -> Ability:
     """The same; disabled: why there is no compiled code, "" if there may be."""
     if fmt.levels is None:
         return Ability(note="no codec")
-    k = _row(fmt)
+    k = row_of(fmt)
     w = Tensor(fmt, (1, k), np.zeros((1, k // fmt.weights), fmt.dtype))
     products: dict[str, list[str]] = {}
     for activation in KINDS if ndim > 1 else ():
@@ -68,42 +65,11 @@ def cpu_kernel(w: Tensor, activation: Activation) -> str:
     return COMPILED if multiplies([Product(w, None)], activation) else NUMPY
 
 
-@cache
-def on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
-    """Abilities of the CUDA backend on compute capability sm (90 is 9.0), by the route table; needs no GPU."""
-    if fmt.levels is None or ndim == 1:
-        return Ability(note="no codec" if fmt.levels is None else "no matrix")
-    products: dict[str, list[str]] = {
-        activation: kernels for activation in ACTIVATIONS if (kernels := _kernels(fmt, activation, sm))
-    }
-    if not products:
-        return Ability(note="no kernel")
-    return Ability(True, products, "of each [i]" if ndim > 2 else "")
-
-
 def cuda_sm(cuda: Status) -> int | None:
     """The compute capability of this machine's GPU (90 is 9.0); None without a usable GPU."""
     return int("".join(filter(str.isdigit, cuda.facts["arch"]))) if cuda.available else None
 
 
-def served(fmt: Format, activation: str, sm: int | None = None) -> list[str]:
-    """Every kernel of the table that serves this format for some M, on any GPU or on compute capability sm."""
-    rows = (row for row in ROUTES if sm is None or row.runs_on(sm))
-    names = (row.kernel.name for row in rows if activation in row.activations and row.formats.holds(fmt))
-    return list(dict.fromkeys(names))
-
-
-def _kernels(fmt: Format, activation: str, sm: int) -> list[str]:
-    """The kernels that the table picks, in the order of growing M."""
-    names = []
-    for m in sorted({MANY if row.max_rows == ANY else row.max_rows for row in ROUTES}):
-        try:
-            names.append(route(Problem(fmt, activation, m, 1, _row(fmt), sm)).kernel.name)
-        except UnsupportedError:
-            continue
-    return list(dict.fromkeys(names))
-
-
-def _row(fmt: Format) -> int:
+def row_of(fmt: Format) -> int:
     """The shortest row that holds whole blocks of weights and of activations."""
     return lcm(fmt.weights, Q8_1.weights)

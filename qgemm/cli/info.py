@@ -29,7 +29,7 @@ from qgemm.text import (
     terminal_width,
 )
 
-from .abilities import cuda_sm, on_cpu, on_cuda
+from .abilities import Ability, cuda_sm, on_cpu
 from .common import Command, add_json, add_pattern, selected
 from .groups import Entry, grouped, single
 
@@ -57,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tensors = parser.add_mutually_exclusive_group()
     tensors.add_argument("--all", action="store_true", help="a line for each tensor, not one for all layers")
     tensors.add_argument("--no-tensors", action="store_true", help="no list of tensors")
+
+
+def _on_cuda(fmt: Format, sm: int, ndim: int = 2) -> Ability:
+    """As on_cuda of gpu_abilities.py, which a machine without a GPU does not import: it is half of a start."""
+    from .gpu_abilities import on_cuda
+
+    return on_cuda(fmt, sm, ndim)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -164,7 +171,7 @@ def kernels(content: Content, cuda: Status, width: int) -> str:
     for name, entries in by_type(content).items():
         fmt, ndim = _kind(entries)
         if fmt is not None and ndim > 1:
-            products = on_cuda(fmt, sm).products
+            products = _on_cuda(fmt, sm).products
             rows.append((name, *(", ".join(products.get(activation, "-")) for activation in ACTIVATIONS)))
     return f"kernels of sm_{sm}, from small to large M\n{fitted('<' * len(rows[0]), rows, width)}"
 
@@ -225,7 +232,7 @@ def _item(entry: Entry, sm: int | None) -> dict[str, Any]:
         "shape": entry.shape,
         "bytes": entry.nbytes,
         "cpu": None if fmt is None else on_cpu(fmt, ndim)._asdict(),
-        "cuda": None if fmt is None or sm is None else on_cuda(fmt, sm, ndim)._asdict(),
+        "cuda": None if fmt is None or sm is None else _on_cuda(fmt, sm, ndim)._asdict(),
     }
 
 

@@ -12,28 +12,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 from qgemm.backend import backends
 from qgemm.text import filled, printable, terminal_width
 from qgemm.version import __version__
 
-from . import bench, compare, convert, imatrix, info, matmul, prepare, routes, tune, verify
-from .common import UsageError
-from .info import backend_lines
+from .common import Command, UsageError
 
-COMMANDS = (
-    info.COMMAND,
-    convert.COMMAND,
-    imatrix.COMMAND,
-    verify.COMMAND,
-    compare.COMMAND,
-    matmul.COMMAND,
-    prepare.COMMAND,
-    tune.COMMAND,
-    routes.COMMAND,
-    bench.COMMAND,
-)
+COMMANDS = (  # modules of this folder
+    "info", "convert", "imatrix", "verify", "compare", "matmul", "prepare", "tune", "routes", "bench",
+)  # fmt: skip
 
 # Errors of files, arguments and devices (CUDA raises RuntimeError). Anything else is a bug of this package.
 EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)
@@ -41,7 +32,8 @@ EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of `qgemm`; returns the exit code."""
-    return run(parser, argv)
+    words = sys.argv[1:] if argv is None else argv
+    return run(partial(parser, words), words)
 
 
 def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None = None) -> int:
@@ -68,8 +60,20 @@ def run(parser: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | Non
     return status
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line: a subparser for each of COMMANDS."""
+def command_named(name: str) -> Command:
+    """The command of a module, which is imported now."""
+    command: Command = import_module(f".{name}", __package__).COMMAND
+    return command
+
+
+def commands_of(arguments: Sequence[str]) -> list[Command]:
+    """The command that the arguments begin with, else all commands: a start that imports one is shorter."""
+    names = [name for name in COMMANDS if name in arguments[:1]]
+    return list(map(command_named, names or COMMANDS))
+
+
+def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The command line, with a subparser for each of `commands_of`."""
     top = OneLineParser(
         prog="qgemm",
         description="Matrix products directly on the packed tensors of .gguf files.",
@@ -78,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Version, help="print the version and the state of the backends, then exit")
     words = top.add_subparsers(title="commands", metavar="COMMAND")
-    for command in COMMANDS:
+    for command in commands_of(arguments):
         word = words.add_parser(
             command.name,
             help=command.summary,
@@ -96,8 +100,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _no_command(args: argparse.Namespace) -> NoReturn:
-    names = ", ".join(command.name for command in COMMANDS)
-    raise UsageError(f"name a command: {names} (`qgemm --help` has more)")
+    raise UsageError(f"name a command: {', '.join(COMMANDS)} (`qgemm --help` has more)")
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -121,6 +124,8 @@ class _Version(argparse.Action):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> NoReturn:
+        from .info import backend_lines
+
         print(f"qgemm {__version__}", backend_lines(backends(), terminal_width()), sep="\n")
         parser.exit()
 

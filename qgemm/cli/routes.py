@@ -19,8 +19,9 @@ from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS
 from qgemm.text import columns, printable
 
-from .abilities import on_cpu, served
+from .abilities import on_cpu
 from .common import Command, UsageError, count
+from .gpu_abilities import served
 
 EXAMPLE = "q4_0 a16 M=64 N=8192 K=8192"
 PAPER_FORMAT, PAPER_SHAPE, PAPER_M = "q4_k", (4096, 4096), (1, 16, 64, 128, 512, 4096)  # that --gpu prints

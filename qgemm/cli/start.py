@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 INTERRUPTED = 130  # as shells have it
 
@@ -14,8 +15,10 @@ def main() -> int:
     if ours:
         signal.signal(signal.SIGINT, _end)
     try:
+        from .main import commands_of
         from .main import main as run
 
+        commands_of(sys.argv[1:])
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         return run()

@@ -70,9 +70,8 @@ def encode_range(step: Step, start: int, stop: int, encode: Encode) -> EncodedRa
         x, blocks = encode_weights(step, start, stop, encode)
         if weight_faults(fmt, x, blocks) is not None:
             raise UnencodableRange(step)
-        decoded = np.array(fmt.decode(blocks), copy=fmt.plain).reshape(
-            -1
-        )  # decoding a plain format may return the blocks themselves
+        values = fmt.decoded(blocks)
+        decoded = np.array(values, copy=np.may_share_memory(values, blocks)).reshape(-1)  # as of f32
         decoded -= x
         return EncodedRange(blocks, squared_norm(decoded), squared_norm(x))
 

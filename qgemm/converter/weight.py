@@ -184,7 +184,7 @@ def _values(tensor: Tensor) -> Callable[[int, int], Floats] | None:
         if fmt.levels is None:
             with np.errstate(all="ignore"):  # float64 beyond float32 becomes infinity, which is refused later
                 return blocks.astype(np.float32)
-        return fmt.decode(blocks).reshape(-1)
+        return fmt.decoded(blocks).reshape(-1)
 
     return values
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,11 @@ from qgemm.formats import iq4_nl, iq4_xs
 from .calls import TABLE, fields
 from .library import library, reason
 from .pool import pooled, run
-from .products import UNFUSED
+from .products import UNFUSED, decode
 from .sources import Source, source_of
 
+LEAST_DECODED = 1 << 16  # weights: NumPy decodes fewer before a compiler has started
+ROW_OF_BLOCKS = 256  # blocks that are decoded as one row
 OF_THREAD = 64  # blocks that a thread encodes at a time, at least
 LANES = 16  # words after the end of a table from which vectors are read
 FIELD = 4  # bits of a level in a word of levels
@@ -211,6 +214,19 @@ def encoded_at_once(fmt: Format, x: NDArray[Any], blocks: NDArray[Any]) -> bool:
     return not refused[0]
 
 
+def decoded(fmt: Format, blocks: NDArray[Any]) -> Floats | None:
+    """As Format.decoded."""
+    if reason() or len(blocks) * fmt.weights < LEAST_DECODED:
+        return None
+    row = gcd(len(blocks), ROW_OF_BLOCKS)
+    values = np.empty((len(blocks) // row, row * fmt.weights), np.float32)
+    if not decode(fmt, blocks.reshape(-1, row), None, values, alone=True):
+        return None
+    if fmt.plain and np.isnan(values).any():  # NumPy keeps the bits of a NaN
+        return None
+    return values.reshape(-1, fmt.weights)
+
+
 def compiles_blocks(fmt: Format) -> bool:
     """Whether blocks.c has an encoder of a format."""
     return fmt.name in OF_BLOCKS or fmt.variant is not None or of_groups(fmt)
@@ -303,6 +319,7 @@ def _called(source: Source, name: str, struct: type[ctypes.Structure], arrays: A
 
 
 COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {  # for qgemm/codec/compiled.py
+    Format.decoded: decoded,
     Format.encoded: encoded,
     Format.encoded_at_once: encoded_at_once,
     search.fitted: blocks,

@@ -322,8 +322,12 @@ def _table(fmt: Format) -> Floats | None:
     return np.pad(fmt.codebook, (0, TABLE - len(fmt.codebook)))
 
 
-def decode(fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values: NDArray[Any]) -> bool:
+def decode(
+    fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values: NDArray[Any], alone: bool = False
+) -> bool:
     """Rows of blocks [N, b] as values [n, K], contiguous, of a float dtype: all rows, or rows by an index [n].
+
+    alone: on the calling thread, where the caller has others.
 
     Bit for bit as `Format.dequantize`. False where NumPy must do it: then nothing is written.
     """
@@ -338,7 +342,10 @@ def decode(fmt: Format, blocks: Blocks, index: NDArray[np.int64] | None, values:
         to=values.ctypes.data, to_row=values.strides[0], k=values.shape[1], type=TYPES[dtype_name(values.dtype)],
         table=None if table is None else table.ctypes.data,
     )  # fmt: skip
-    run(engine.qgemm_decode, job, len(values), 1)
+    if alone:
+        engine.qgemm_decode(ctypes.byref(job), ctypes.c_int64(0), ctypes.c_int64(len(values)))
+    else:
+        run(engine.qgemm_decode, job, len(values), 1)
     return True
 
 
