@@ -33,13 +33,13 @@ class Patched:
         self.undo()
 
 
-def needs(label: str, package: str, oldest: str, error: ImportError) -> ImportError:
+def needs(label: str, package: str, oldest: str, error: ImportError, extra: str = "") -> ImportError:
     """The error of an adapter whose package failed to import: not installed, or of another version."""
-    extra = f"pip install '{package}>={oldest}', or this project with its extra [{package}]"
+    install = f"pip install '{package}>={oldest}', or this project with its extra [{extra or package}]"
     try:
         installed = version(package)
     except PackageNotFoundError:
-        return ImportError(f"{label} needs {package} {oldest} or later, which is not installed: {extra}")
+        return ImportError(f"{label} needs {package} {oldest} or later, which is not installed: {install}")
     return ImportError(
-        f"{label} needs {package} {oldest} or later and what it needs, this is {installed} ({error}): {extra}"
+        f"{label} needs {package} {oldest} or later and what it needs, this is {installed} ({error}): {install}"
     )

@@ -20,6 +20,8 @@ from qgemm.torch import QEmbedding, QLinear, storage
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed (extra transformers)")
 from accelerate.hooks import remove_hook_from_module  # noqa: E402
 
+from qgemm.torch import accelerate as adapter  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 STEPS, WALKS = 10, range(3)
 INDEX = torch.arange(24).reshape(2, 12) % 40
@@ -208,3 +210,57 @@ def test_memory_of_moved_weights_is_freed():
     layer._apply(lambda tensor: tensor.clone())
     gc.collect()
     assert packed() is None
+
+
+def empty_model(**formats: str) -> Tied:
+    """The layers of Tied on the device meta, before a checkpoint is loaded."""
+    with torch.device("meta"):
+        model = Tied.__new__(Tied)
+        torch.nn.Module.__init__(model)
+        shapes = {"up": (128, 128, "q8_0"), "down": (128, 128, "iq4_nl"), "head": (128, 40, "q4_0")}
+        model.table, model.norm = QEmbedding(40, 128, "q4_0"), torch.nn.LayerNorm(128)
+        for name, (k, n, fmt) in shapes.items():
+            setattr(model, name, QLinear(k, n, formats.get(name, fmt), name != "head"))
+        model.up.register_buffer("column_order", torch.empty(128, dtype=torch.int32))
+    model.head.weight = model.table.weight
+    return model
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A model, and the path of its checkpoint by torch or safetensors."""
+    model = Tied()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.save(state, tmp_path / "model.bin")
+    pytest.importorskip("safetensors.torch").save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    return model, tmp_path
+
+
+MAPS = {
+    "one device": {"": "cpu"},
+    "some on the disk": {"table": "cpu", "up": "disk", "norm": "cpu", "down": "disk", "head": "cpu"},
+}
+
+
+@pytest.mark.parametrize("file", ["model.bin", "model.safetensors"])
+@pytest.mark.parametrize("places", MAPS)
+def test_a_checkpoint_is_loaded_and_dispatched(places, file, checkpoint):
+    model, folder = checkpoint
+    with torch.no_grad(), adapter.patch():
+        loaded = accelerate.load_checkpoint_and_dispatch(
+            empty_model(), str(folder / file), MAPS[places], offload_folder=str(folder / "disk"), offload_buffers=True
+        )
+        assert_same(loaded(INDEX), model(INDEX))
+
+
+@pytest.mark.parametrize("places", MAPS)
+def test_a_checkpoint_of_another_format_is_refused(places, checkpoint):
+    """Both formats have as many bytes, so the layer would multiply by other weights."""
+    model, folder = checkpoint
+    other = empty_model(down="q4_0")
+    assert other.down.weight.shape == model.down.weight.shape
+    refusal = pytest.raises(qgemm.UnsupportedError, match="down: the checkpoint has the packed weight 'iq4_nl 128 128'")
+    with adapter.patch(), refusal:
+        accelerate.load_checkpoint_and_dispatch(
+            other, str(folder / "model.bin"), MAPS[places], offload_folder=str(folder / "disk")
+        )

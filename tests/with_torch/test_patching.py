@@ -11,7 +11,7 @@ from torch_layers import torch
 
 from qgemm.torch.patching import Patched, needs
 
-ADAPTERS = {"transformers": "5.17", "diffusers": "0.38", "peft": "0.21"}
+ADAPTERS = {"transformers": "5.17", "diffusers": "0.38", "peft": "0.21", "accelerate": "1.1"}
 
 
 class Owner:
@@ -59,7 +59,8 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     oldest = ADAPTERS[package]
     want = f"qgemm.torch.{package} needs {package} {oldest} or later, which is not installed: pip install '{package}>="
-    assert done.stdout == f"{want}{oldest}', or this project with its extra [{package}]\n", done.stderr
+    extra = {"accelerate": "transformers"}.get(package, package)
+    assert done.stdout == f"{want}{oldest}', or this project with its extra [{extra}]\n", done.stderr
 
 
 def test_a_package_of_another_version_is_named(monkeypatch):
