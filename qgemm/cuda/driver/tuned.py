@@ -65,8 +65,8 @@ def read(machine: Machine) -> list[Row]:
 
 def write(machine: Machine, rows: Iterable[Row]) -> bool:
     """Add rows to the machine's file; whether that was possible. Products on its GPUs use them from their next plan."""
-    known = merged(read(machine), rows)
-    data = json.dumps({**heading(machine), "rows": list(map(as_json, known))}, separators=(",", ":")).encode()
+    all_rows = merged(read(machine), rows)
+    data = json.dumps({**heading(machine), "rows": list(map(as_json, all_rows))}, separators=(",", ":")).encode()
     _times.values.clear()
     return store(machine.file, data)
 
