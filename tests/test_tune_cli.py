@@ -164,6 +164,7 @@ def test_times_need_no_library_of_arrays(monkeypatch, tmp_path):
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(tuned, "_times", Once())
+    tuned.machine.cache_clear()
     monkeypatch.setattr(tuned, "facts", lambda device: Facts("NVIDIA A10", (8, 6), 72))
     monkeypatch.setattr(tuned, "driver_cuda", lambda: (13, 0))
     assert not tuned.times_of(0)

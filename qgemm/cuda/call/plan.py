@@ -25,7 +25,7 @@ from qgemm.cuda.kernels.activations import (
     scale_launch,
 )
 from qgemm.cuda.kernels.add_epilogue import gate_launch
-from qgemm.cuda.kernels.kernel import Kernel, Launchable
+from qgemm.cuda.kernels.kernel import Kernel, Launchable, half_rows
 from qgemm.cuda.kernels.routes import launch, route
 from qgemm.cuda.layout import group_activations, q8_1_k_blocks, scaled_rows
 from qgemm.cuda.layout.tile import tiles_shape
@@ -265,7 +265,7 @@ def _form(kernel: Kernel, p: Problem, source: Source, inside: bool) -> Form:
     m, k, x, activation, device = p.m, p.k, p.x, p.activation, p.device
     if activation in GROUP_COLUMNS and not source.prepared:
         GROUPED.blocks_in(k, "activations")
-    if activation == "a16" and SCALED_ROWS in kernel.reads(p):
+    if activation == "a16" and x != "half" and kernel.reads is half_rows:
         return Form(SCALED_ROWS, partial(scale_launch, device, k, m), scaled_rows.nbytes(m, k))
     if activation == "a16" or inside:
         return Form(x)

@@ -25,7 +25,7 @@ from qgemm.version import __version__
 
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 PASSED_OVER = "the times of `qgemm tune` are passed over"
-_times: Once[Times] = Once()  # by device
+_times: Once[Times | None] = Once()  # by device
 
 
 class Machine(NamedTuple):
@@ -40,9 +40,9 @@ class Machine(NamedTuple):
         return f"{hashlib.sha256(f'{self.gpu}|{self.driver}'.encode()).hexdigest()}.times"
 
 
-def times_of(device: int) -> Times:
-    """The times of a device, read at the first product on it."""
-    return _times.get(device, lambda: times(machine(device)))
+def times_of(device: int) -> Times | None:
+    """The times of a device, read at the first product on it; None if it has none."""
+    return _times.get(device, lambda: times(machine(device)) or None)
 
 
 def times(machine: Machine) -> Times:
@@ -65,8 +65,8 @@ def read(machine: Machine) -> list[Row]:
 
 def write(machine: Machine, rows: Iterable[Row]) -> bool:
     """Add rows to the machine's file; whether that was possible. Products on its GPUs use them from their next plan."""
-    known = merged(read(machine), rows)
-    data = json.dumps({**heading(machine), "rows": list(map(as_json, known))}, separators=(",", ":")).encode()
+    all_rows = merged(read(machine), rows)
+    data = json.dumps({**heading(machine), "rows": list(map(as_json, all_rows))}, separators=(",", ":")).encode()
     _times.values.clear()
     return store(machine.file, data)
 

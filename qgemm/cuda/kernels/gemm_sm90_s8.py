@@ -235,7 +235,8 @@ def whole_tiles(count: int, clusters: int) -> int:
 
 def quantizes(p: Problem) -> bool:
     """Whether the kernel quantizes x itself: it has requantizers, W is one slice, and x is small enough."""
-    requantizers = p.x in TYPES and GEMM_SM90_S8.choose(p).requantizers > 0
+    config = ranked(p)[0][0] if p.times is None else GEMM_SM90_S8.choose(p)
+    requantizers = p.x in TYPES and config.requantizers > 0
     return requantizers and p.m * p.k <= MAX_QUANTIZED and len(slices(p.n, p.k)) == 1
 
 

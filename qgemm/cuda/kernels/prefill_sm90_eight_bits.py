@@ -121,7 +121,8 @@ def quantizes(p: Problem) -> bool:
     """Whether the kernel quantizes x itself: no CTA has more than one batch of it."""
     if p.x not in TYPES:
         return False
-    *_, grid = _grid(p, PREFILL_SM90_EIGHT_BITS.choose(p))
+    config = ranked(p)[0][0] if p.times is None else PREFILL_SM90_EIGHT_BITS.choose(p)
+    *_, grid = _grid(p, config)
     return group_activations.scales_at(p.m, p.k) <= X_BATCH * grid.ctas
 
 

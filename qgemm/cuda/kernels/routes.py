@@ -214,7 +214,7 @@ def route(p: Problem) -> Route:
 
     UnsupportedError prints the problem and where routes live.
     """
-    if p.timed() is not None:
+    if p.times is not None and p.timed() is not None:
         times = [(times[0][1], row) for row in alternatives(p) if (times := row.kernel.timed(p))]
         if times:
             return min(times, key=lambda pair: pair[0])[1]
@@ -262,8 +262,9 @@ def token_tile(sizes: tuple[Size, ...], slots: int, experts: int, sms: int, sm: 
 
 @lru_cache(maxsize=MAX_LAUNCHES)
 def launch(kernel: Kernel, p: Problem) -> Launchable:
-    """The launch of a kernel for a problem, by the config that the kernel chooses; kept."""
-    return kernel.launch(p, kernel.choose(p))
+    """The launch of a kernel for a problem, by its fastest config; kept. Without times that is the first ranked."""
+    config = kernel.ranked(p)[0][0] if p.times is None else kernel.choose(p)
+    return kernel.launch(p, config)
 
 
 def variants(fmt: Format, sm: int) -> Iterator[tuple[str, Template]]:
