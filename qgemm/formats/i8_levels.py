@@ -21,7 +21,7 @@ from qgemm.codec.layouts import signed_bytes
 from qgemm.codec.packing import Floats, reciprocal, round_away
 from qgemm.codec.scales import absmax
 
-GROUP_SIZES = 16, 32
+FAMILY = "float_scales"
 NAME = re.compile(r"i8_g(16|32)")
 MIN_SCALE = np.float32(2.0**-125)  # the reciprocal of a smaller scale overflows
 
@@ -56,7 +56,7 @@ def i8_format(group: int) -> Format:
         return blocks
 
     return Format(
-        f"i8_g{group}", group, dtype, encode, levels, formula="d * q", pack=pack, family="float_scales",
+        f"i8_g{group}", group, dtype, encode, levels, formula="d * q", pack=pack, family=FAMILY,
         tile=TileLayout(
             slots={"qs": tuple(range(group))}, to_tile=signed_bytes.to_tile, from_tile=signed_bytes.from_tile
         ),

@@ -20,6 +20,8 @@ from qgemm.codec.packing import Bytes, Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown, shown_path
 from qgemm.formats.groups import group_format
+from qgemm.formats.i8_levels import FAMILY as FLOAT_SCALES
+from qgemm.formats.i8_levels import i8_format
 from qgemm.locks import cached_property
 from qgemm.packed import Packed
 from qgemm.parallel import for_slices
@@ -178,6 +180,8 @@ class GroupedMatrix(ABC):
         codes = rows.codes if columns is None else rows.codes[:, columns]
         scales, zeros = (values[:, group_of[:: fmt.weights]].reshape(-1, 1) for values in (rows.scales, rows.zeros))
         assert fmt.pack is not None
+        if fmt.family == FLOAT_SCALES:  # bytes, with the zero subtracted
+            codes, zeros = codes.reshape(-1, fmt.weights) - zeros.astype(np.int16), np.zeros_like(zeros)
         return fmt.pack(Levels(codes.reshape(-1, 1, fmt.weights), scales, zero=zeros)).reshape(last - first, -1)
 
     def columns(self) -> NDArray[np.int32] | None:
@@ -192,9 +196,15 @@ class GroupedMatrix(ABC):
         return np.argsort(group_of, kind="stable").astype(np.int32)
 
     def format(self) -> Format:
-        """The group format that holds codes, scales and zeros exactly."""
+        """The group format that holds codes, scales and zeros exactly.
+
+        Groups of 16, and float32 scales that no type of 16 bits has, need integers code - zero of eight bits.
+        """
         whole, run = self.group == self.k, gcd(self.group, self.k)
         group = None if whole and self.k % ROW == 0 else next((g for g in BLOCKS if run % g == 0), 0)
+        fits_bytes = self.zeros.integer and self.zeros.high <= 128 and 2**self.bits - 1 - self.zeros.low <= 127
+        if fits_bytes and run % 16 == 0 and (group == 0 or not self.scale_types()):
+            return i8_format(16 if run % 32 else 32)
         if group == 0:
             last = f", the last of {self.k % self.group}," if self.k % self.group else ""
             self.not_representable(f"groups of {self.group} weights{last} are no multiple of {BLOCKS[-1]}")
@@ -204,13 +214,16 @@ class GroupedMatrix(ABC):
             zero = "none"
         elif self.zeros.integer and not (self.zeros.low >= 0 and self.zeros.high <= 255):
             zero = "float"
-        return group_format(self.bits, group, scale=self.scale_type(), zero=zero)
+        types = self.scale_types()
+        if not types:
+            self.not_representable("scales are float32, and neither float16 nor bfloat16 has all of them")
+        return group_format(self.bits, group, scale=types[0], zero=zero)
 
-    def scale_type(self) -> str:
-        """The type of the scales in a block: their own, or for float32 a 16-bit type that holds all of them."""
+    def scale_types(self) -> list[str]:
+        """The types of 16 bits that hold all scales: their own, or for float32 those that have all of the numbers."""
         entry = self.scales.entry
         if entry.type != "F32":
-            return {"F16": "f16", "BF16": "bf16"}[entry.type]
+            return [{"F16": "f16", "BF16": "bf16"}[entry.type]]
         kinds = {"f16", "bf16"}
         count = int(np.prod(entry.shape))
         for start in range(0, count, UNPACKED):
@@ -220,9 +233,7 @@ class GroupedMatrix(ABC):
                     kinds.discard("f16")
             if (scales.view(np.uint32) & 0xFFFF).any():
                 kinds.discard("bf16")
-        if not kinds:
-            self.not_representable("scales are float32, and neither float16 nor bfloat16 has all of them")
-        return "f16" if "f16" in kinds else "bf16"
+        return sorted(kinds, reverse=True)  # f16 first
 
     def not_representable(self, rule: str) -> NoReturn:
         """Raise CheckpointError: no block format holds the matrix exactly."""
