@@ -307,7 +307,7 @@ def test_libraries_of_the_cpu_are_compiled_at_the_same_time(monkeypatch, tmp_pat
     monkeypatch.setenv("QGEMM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(library, "compiled", compile_it)
     monkeypatch.setattr(library, "compiler", lambda: SimpleNamespace(identity=("cc", 1, 2), command=("cc",)))
-    monkeypatch.setattr(library, "_load", lambda code: None)
+    monkeypatch.setattr(library, "load_library", lambda code: None)
     monkeypatch.setattr(library, "_loaded", Once())
     monkeypatch.setattr(library, "reason", lambda: "")
     source = library.Source("products")
