@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import vllm_like
 from torch_layers import normal, torch
+from vllm_like import RANKS
 
 import qgemm
 from qgemm.formats import GGML_TYPES
@@ -36,3 +38,32 @@ def routed(x, tensors, ids, factors, columns=slice(None)):
             between = torch.nn.functional.silu(gate[expert] @ row) * (up[expert] @ row)
             y[token] += factor * (down[expert][:, columns] @ between[columns])
     return y
+
+
+def load(layer, w: qgemm.Tensor, place=None, prefix: str = "") -> None:
+    """Load a tensor as a model of vLLM does: its type, then its bytes; floats under their own name."""
+    rest = () if place is None else (place,)
+    if w.format.plain:
+        parameter = getattr(layer, f"{prefix}weight")
+    else:
+        parameter = getattr(layer, f"{prefix}qweight_type")
+        parameter.weight_loader(parameter, torch.tensor(int(NUMBERS[w.format.name])), *rest)
+        parameter = getattr(layer, f"{prefix}qweight")
+    parameter.weight_loader(parameter, raw(w), *rest)
+
+
+def linear(methods, kind, tensors, k=None, floats=False, formats=(), activation="a16"):
+    """A layer with these tensors by their place, after loading; k: the whole layer's columns."""
+    sizes = tuple(w.shape[0] for w in tensors.values())
+    layer = vllm_like.LinearBase(kind, sizes)
+    method = methods.PackedLinearMethod("model.layers.0.x", activation, floats, formats)
+    first = next(iter(tensors.values()))
+    columns = first.shape[1]
+    method.create_weights(
+        layer, columns // (RANKS.size if kind == "row" else 1), [n // RANKS.size for n in sizes], columns, sum(sizes),
+        torch.float32, weight_loader=None,
+    )  # fmt: skip
+    for place, w in sorted(tensors.items(), key=lambda item: str(item[0])):  # v comes after k, q in the middle
+        load(layer, w, place)
+    method.process_weights_after_loading(layer)
+    return method, layer

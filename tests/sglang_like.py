@@ -80,9 +80,9 @@ def install(monkeypatch: Any) -> None:
 
 def parameter(data: Any, **facts: Any) -> Any:
     """A parameter with SGLang's attributes."""
-    made = torch.nn.Parameter(data, requires_grad=False)
-    vars(made).update(facts)
-    return made
+    weight = torch.nn.Parameter(data, requires_grad=False)
+    vars(weight).update(facts)
+    return weight
 
 
 def linear(tensors: dict[Any, Any], numbers: dict[Any, int], input_size: int, columns: int) -> torch.nn.Module:

@@ -21,6 +21,7 @@ LAZY = {
     ("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main"),  # so that a start can be interrupted
     ("qgemm.cli.main", "qgemm.cli.info"), ("qgemm.cli.info", "qgemm.cli.gpu_abilities"),  # starts are shorter
     ("qgemm", "qgemm.cuda"), ("qgemm.converter.job", "qgemm.converter.device"),  # starts without a GPU are shorter
+    ("qgemm.vllm", "qgemm.vllm.plugin"), ("qgemm.sglang", "qgemm.sglang.hooks"),  # an engine is there when it calls
 }  # fmt: skip
 # Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (

@@ -171,7 +171,7 @@ def convert(
         keep_split,
         Ends(*(None if fmt is None else one_format(fmt) for fmt in (token_embedding_type, output_tensor_type))),
         layout,
-        parse_size(split_max_size),
+        split_size=parse_size(split_max_size),
     )
     check_layout(options)
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]

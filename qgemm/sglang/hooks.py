@@ -1,4 +1,4 @@
-"""Hooks for SGLang's GGUF methods; HOOKS is the table of what is replaced, by its name in SGLang.
+"""Hooks for SGLang's GGUF methods; HOOKS is their table, by the names of their targets in SGLang.
 
 process_weights_after_loading   bytes of a layer -> packed weights, tiles on a GPU
 apply                           one output of a merged layer; the weighted sum of experts
@@ -28,7 +28,10 @@ LOADER = "sglang.srt.model_loader.loader.GGUFModelLoader.load_model"
 FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 QKV = {"q": 0, "k": 1, "v": 2}
 FUNCTIONS = {"silu": "swiglu", "gelu": "geglu"}
-ROWS = (*(1 << bit for bit in range(13)), *range(8, 264, 8))  # of x: SGLang's graphs, and prompts in powers of two
+ROWS = (
+    *(1 << bit for bit in range(13)),
+    *range(8, 264, 8),
+)  # numbers of tokens: those of SGLang's graphs, and powers of two
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ def process_linear(method: Any, layer: Any) -> None:
     else:
         tensors, numbers = [old.data], [types.weight_type]
     shards = [Shard(format_of(number, data), data.to(device)) for number, data in zip(numbers, tensors, strict=True)]
-    part = getattr(layer, "input_size_per_partition", 0)  # of a layer whose columns are shared by ranks
+    part = getattr(layer, "input_size_per_partition", 0)  # columns on this rank; other layers have none
     for shard in shards if part else ():
         serving.check_columns(shard.format, layer.input_size, layer.input_size // part, str(layer))
     shape = old.tensor_shape
@@ -126,7 +129,7 @@ def mul_mat(original: Callable[..., Any], x: torch.Tensor, qweight: torch.Tensor
     """y = x @ W.T of `fused_mul_mat_gguf`."""
     weight = getattr(qweight, "qgemm_weight", None)
     if weight is None:
-        return original(x, qweight, qweight_type)  # type: ignore[no-any-return]
+        return original(x, qweight, qweight_type)
     return serving.products_of([qweight], [weight], x)
 
 
@@ -137,7 +140,7 @@ def rows(
     """Rows of a table of `apply_gguf_embedding`."""
     weight = getattr(qweight, "qgemm_weight", None)
     if weight is None:
-        return original(x, qweight, qweight_type, hidden_size, dtype)  # type: ignore[no-any-return]
+        return original(x, qweight, qweight_type, hidden_size, dtype)
     return serving.rows_of(qweight, weight, x, dtype or torch.get_default_dtype())
 
 

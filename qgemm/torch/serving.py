@@ -42,7 +42,8 @@ class Shard(NamedTuple):
     @property
     def columns(self) -> int:
         """K."""
-        return self.data.shape[-1] * self.data.element_size() // self.format.block_bytes * self.format.weights
+        nbytes: int = self.data.shape[-1] * self.data.element_size()
+        return nbytes // self.format.block_bytes * self.format.weights
 
 
 class Weight(NamedTuple):
@@ -76,7 +77,7 @@ def hold(layer: torch.nn.Module, names: Sequence[str], shards: list[Shard]) -> N
         shape = (*shard.data.shape[:-1], shard.columns)
         layer.register_parameter(name, packed_parameter(shard, shape))
         weights.append(Weight(name, spelled(shard.format), shape))
-    layer.qgemm_weights = tuple(weights)  # type: ignore[assignment]
+    layer.qgemm_weights = tuple(weights)
 
 
 def hold_joined(layer: torch.nn.Module, name: str, shards: list[Shard]) -> None:
@@ -192,7 +193,7 @@ def _linear_joined(
         y = x.new_empty((*x.shape[:-1], sum(ns)))
         matmul_many(x, packed, activation, biases=biases, outs=y.split(list(ns), -1))
         return y
-    return torch.cat(matmul_many(x, packed, activation, biases=biases, dtype=x.dtype), -1)  # type: ignore[arg-type]
+    return torch.cat(matmul_many(x, packed, activation, biases=biases, dtype=x.dtype), -1)
 
 
 def _fake_linear_joined(

@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm_gguf_plugin import GGUFModelLoader
 from vllm_gguf_plugin.weight_utils import get_gguf_weight_type_map
 
-from qgemm.arguments import Activation, check_activation
+from qgemm.arguments import check_activation
 from qgemm.codec.format import Format
 from qgemm.formats import GGML_TYPES
 from qgemm.preparation import prepare
@@ -33,10 +33,10 @@ INTERLEAVED = ("llama", "mistral", "mixtral", "granite")  # model types whose fi
 ROTARY = re.compile(r"\.self_attn\.([qk])_proj\.(qweight|weight|bias)$")
 
 logger = init_logger("vllm.qgemm")
-_formats: dict[str, Format] = {}  # of the file that is being loaded: name of a tensor in the model -> format
+_formats: dict[str, Format] = {}  # name of a tensor in the model -> format, for the file that is being loaded
 
 
-def activation_of(vllm_config: Any) -> Activation:
+def activation_of(vllm_config: Any) -> Any:
     """The kind of activations that vLLM's configuration asks for."""
     options = vllm_config.additional_config
     return check_activation(options.get(OPTION, {}).get("activation") if isinstance(options, dict) else None)
@@ -102,9 +102,9 @@ def in_halves(weights: Iterable[tuple[str, torch.Tensor]], config: Any) -> Itera
 def prepare_kernels(weights: list[Any], vllm_config: Any, model_config: Any) -> None:
     """Compile kernels for the numbers of tokens that vLLM captures, and for powers of two up to those of a prompt."""
     kind = activation_of(vllm_config)
-    most = vllm_config.scheduler_config.max_num_batched_tokens
+    largest = vllm_config.scheduler_config.max_num_batched_tokens
     captured = vllm_config.compilation_config.cudagraph_capture_sizes or ()
-    rows = {*captured, *(1 << bit for bit in range(most.bit_length())), most}
+    rows = {*captured, *(1 << bit for bit in range(largest.bit_length())), largest}
     dtype = str(model_config.dtype).removeprefix("torch.")
     prepared = prepare(weights, m=rows, activation=kind, dtype=dtype, progress=False)
     backend = "CPU" if isinstance(weights[0], Tensor) else "CUDA"

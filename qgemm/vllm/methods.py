@@ -54,7 +54,7 @@ class PackedLinearMethod(LinearMethodBase):  # type: ignore[misc]
         _register(layer, self.label, loader, attributes, "", self.floats)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Replace what was collected by packed weights."""
+        """Replace the collected tensors by packed weights."""
         if hasattr(layer, "qgemm_weights"):
             return
         shards = layer.qweight.collected.shards()
@@ -153,7 +153,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         return success if return_success else None
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Replace what was collected by packed weights of gate, up and down."""
+        """Replace the collected tensors by packed weights of gate, up and down."""
         if hasattr(layer, "qgemm_weights"):
             return
         gate_up, down = layer.w13_qweight.collected, layer.w2_qweight.collected

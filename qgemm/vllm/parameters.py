@@ -120,5 +120,5 @@ def type_parameter(collected: Collected, experts: bool) -> torch.nn.Parameter:
         return True if return_success else None
 
     parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
-    parameter.weight_loader = load_experts if experts else load  # type: ignore[attr-defined]
+    parameter.weight_loader = load_experts if experts else load
     return parameter

@@ -34,7 +34,7 @@ def linear(hooks, tensors, ranks=1):
     return layer
 
 
-@pytest.mark.filterwarnings("ignore")  # of packages that import others' deprecated names
+@pytest.mark.filterwarnings("ignore")  # the packages import deprecated names
 @pytest.mark.parametrize("name", [name for name, contents in sglang_like.MODULES.items() if contents])
 def test_stand_ins_have_the_signatures_of_the_installed_package(name):
     try:
@@ -54,8 +54,8 @@ def test_every_hook_names_something_of_sglang(hooks):
     for target in hooks.HOOKS:
         owner, name = target.rsplit(".", 1)
         module = owner if owner in sglang_like.MODULES else owner.rsplit(".", 1)[0]
-        found = sglang_like.MODULES[module]
-        assert name in found or hasattr(found[owner.rsplit(".", 1)[1]], name)
+        contents = sglang_like.MODULES[module]
+        assert name in contents or hasattr(contents[owner.rsplit(".", 1)[1]], name)
 
 
 def test_registering_twice_hooks_once_and_a_variable_turns_it_off(hooks, monkeypatch):
