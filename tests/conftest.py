@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gpus
@@ -45,11 +46,22 @@ settings.load_profile("qgemm")
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = f"also the tests of a whole family, for the formats of this week; after {WEEKS} weeks all have had theirs"
     parser.addoption("--family", type=int, metavar="WEEK", help=help)
+    parser.addoption("--one-in", type=int, metavar="N", default=1, help="one in N cases of each test, for `make check`")
 
 
 def share_of_week(week: int) -> list[Format]:
     """The group formats whose turn it is in a week."""
     return members()[week % WEEKS :: WEEKS]
+
+
+def share_of_cases(items: list[pytest.Item], n: int) -> Iterator[pytest.Item]:
+    """The first case of each test, and one in n of those after it."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if cases[test] % n == 0:
+            yield item
+        cases[test] += 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
@@ -62,6 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         week = config.getoption("family")
         share = () if week is None else share_of_week(week)
         items[:] = [item for item in items if "family" not in item.keywords or item.callspec.params["fmt"] in share]
+    items[:] = share_of_cases(items, config.getoption("one_in"))
     cuda = qgemm.backends()["cuda"]
     for item in items:
         if GPU_TESTS in item.path.parents:

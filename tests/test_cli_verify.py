@@ -33,6 +33,7 @@ def weights(shape, fmt="q4_0", seed=0):
 # ---------------------------------------------------------------- verify
 
 
+@pytest.mark.slow
 def test_verify_a_real_file(run):
     status, out, err = run("verify", EXCERPT)
     assert (status, err) == (0, "")

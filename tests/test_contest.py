@@ -34,6 +34,7 @@ def doubled(variable):
     return prepare
 
 
+@pytest.mark.slow
 def test_workers_alternate(monkeypatch):
     """Each worker runs in its own process and environment; its errors are raised here."""
     monkeypatch.delenv("QGEMM_TURN", raising=False)

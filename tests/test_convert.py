@@ -277,6 +277,7 @@ def test_the_commands_refusals(run, source, tmp_path):
     assert not (tmp_path / "y.gguf").exists()
 
 
+@pytest.mark.slow
 def test_the_door_in_tools(source, tmp_path):
     command = [
         sys.executable,

@@ -186,6 +186,7 @@ def test_reports_are_checked_before_the_work(where, source, run, tmp_path):
     assert not (tmp_path / "y.gguf").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["pipe", "file", "file by its name"])
 def test_reports_to_where_the_table_goes(stream, source, tmp_path):
     """A pipe cannot be replaced, and a file that is replaced would lose the printed table. Refused before the work."""

@@ -48,6 +48,7 @@ def test_input_output_error(call, suffix, source, tmp_path, monkeypatch):
     assert left_over(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["gguf", "safetensors", "npz"])
 def test_disk_full(suffix, source, tmp_path):
     target = tmp_path / f"y.{suffix}"

@@ -118,6 +118,7 @@ def test_the_command(capsys, tmp_path, monkeypatch):
     assert len(list((tmp_path / "split-0-3").glob("*.gguf"))) >= 2
 
 
+@pytest.mark.slow
 def test_folders_have_no_escapes(capsys, monkeypatch):
     """Each of some hundred folders, of every architecture and method, in a process whose memory is limited."""
     monkeypatch.setattr(fuzz.sys, "argv", ["fuzz.py", "--folders", "--every", "251", "--jobs", "1"])
