@@ -92,8 +92,9 @@ def resolves(name: str) -> bool:
 
 @cache
 def sources() -> str:
-    """The text of the package, the kernels and the tools."""
-    files = (path for folder in ("qgemm", "kernels", "tools") for path in (ROOT / folder).rglob("*"))
+    """The text of the package, the kernels and the tools, and of the settings of tests."""
+    files = [path for folder in ("qgemm", "kernels", "tools") for path in (ROOT / folder).rglob("*")]
+    files.append(ROOT / "tests" / "conftest.py")
     return "\n".join(path.read_text() for path in files if path.suffix in (".py", ".cu", ".cuh", ".c", ".h"))
 
 
