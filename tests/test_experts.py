@@ -176,3 +176,18 @@ def test_errors_name_what_came_and_what_fits():
     ):
         with pytest.raises(error, match=match):
             call()
+
+
+def test_experts_of_a_file_are_checked_at_each_call(tmp_path):
+    """Also once their matrices are kept: later calls have the same bits, and a closed file is an error."""
+    gate, up, down = (random_experts(qgemm.FORMATS["q4_0"], 4, 64, 64, np.random.default_rng(i)) for i in range(3))
+    qgemm.write(tmp_path / "m.gguf", {"gate": gate, "up": up, "down": down})
+    x, ids, factors = normal(1, 64), np.array([[2, 0]]), np.ones((1, 2), np.float32)
+    file = qgemm.open(tmp_path / "m.gguf")
+    weights = file["gate"], file["up"], file["down"]
+    first, second = (qgemm.moe(x, weights[:2], weights[2], ids, factors) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(first, qgemm.moe(x, (gate, up), down, ids, factors))
+    file.close()
+    with pytest.raises(qgemm.GGUFError, match="closed"):
+        qgemm.moe(x, weights[:2], weights[2], ids, factors)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.arguments import Array, Gated, Weights, one_product
+from qgemm.arguments import Array, Gated, Weights
 from qgemm.arrays import as_numpy
 from qgemm.codec.float_types import DType
 from qgemm.codec.format import floats
@@ -16,7 +16,8 @@ from qgemm.routing import Layer, check_layer, check_of_experts, check_product, c
 from qgemm.tensor import Tensor
 
 from . import reference
-from .products import handed_back, multiply, target_of
+from .fast_path import product
+from .products import handed_back, target_of
 
 Bias = NDArray[Any] | None  # [E, N]
 
@@ -35,7 +36,7 @@ def matmul(
     y = np.empty((routes.size, w.shape[1]), np.float32)
     for expert, places in by_expert(routes, w.shape[0]):
         tokens, rank = np.divmod(places, routes.shape[1])
-        y[places] = _product(rows[tokens] if values.ndim == 2 else rows[tokens, rank], w[expert], kind, added, expert)
+        y[places] = _product(rows[tokens] if values.ndim == 2 else rows[tokens, rank], w, kind, added, expert)
     y = y.reshape(*routes.shape, -1) if y.size else np.zeros((*routes.shape, w.shape[1]), np.float32)
     return handed_back(x, y, out, target, dtype)
 
@@ -55,9 +56,9 @@ def feed_forward(
     for expert, places in by_expert(routes, down.shape[0]):
         rows = values[places // routes.shape[1]]
         (gate, gate_bias), (up, up_bias) = _gate_and_up(layer, added, expert)
-        gated = one_product(gate, gate_bias, None, None, Gated(layer.gate, up, up_bias))
-        (between,) = multiply(rows, gated, "a16", None)
-        parts[places] = _product(between, down[expert], "a16", added[-1], expert)
+        gated = Gated(layer.gate, up, up_bias)
+        between = product(gate, rows, "a16", gate_bias, None, None, None, gated)
+        parts[places] = _product(between, down, "a16", added[-1], expert)
     y = _weighted(parts.reshape(*routes.shape, down.shape[1]), factors)
     return handed_back(x, y, out, target, dtype)
 
@@ -86,18 +87,32 @@ def _weighted(parts: NDArray[np.float32], weights: NDArray[Any]) -> NDArray[np.f
 
 
 def _product(x: Array, w: Tensor, activation: str, bias: Bias, expert: int) -> Any:
-    request = one_product(w, None if bias is None else bias[expert], None, None)
-    return multiply(x, request, activation, None)[0]
+    added = None if bias is None else bias[expert]
+    return product(_expert(w, expert), x, activation, added, None, None, None)
+
+
+def _expert(w: Tensor, expert: int, rows: slice = slice(None)) -> Tensor:
+    """Rows of an expert's matrix: the same object each time, since it keeps the plans of its calls.
+
+    Weights of a file are checked at each access, as other products check them.
+    """
+    if not w.in_memory:
+        _ = w.blocks
+    key = expert, rows.start, rows.stop
+    matrix: Tensor | None = w.plans.get(key)
+    if matrix is None:
+        matrix = w.plans[key] = w[expert] if rows == slice(None) else w[expert][rows]
+    return matrix
 
 
 def _gate_and_up(layer: Layer, biases: Sequence[Bias], expert: int) -> list[tuple[Tensor, Bias]]:
     """Weights [F, K] and bias [F] of the gate and of the product that it gates."""
     rows = [None if bias is None else bias[expert] for bias in biases[:-1]]
     if len(layer.gate_up) == 2:
-        return [(w[expert], bias) for w, bias in zip(layer.gate_up, rows, strict=True)]
+        return [(_expert(w, expert), bias) for w, bias in zip(layer.gate_up, rows, strict=True)]
     halves = slice(layer.width), slice(layer.width, None)
-    both, bias = layer.gate_up[0][expert], rows[0]
-    return [(both[half], None if bias is None else bias[half]) for half in halves]
+    both, bias = layer.gate_up[0], rows[0]
+    return [(_expert(both, expert, half), None if bias is None else bias[half]) for half in halves]
 
 
 def _biases(biases: Sequence[Array | None], weights: Sequence[Tensor]) -> list[Bias]:
