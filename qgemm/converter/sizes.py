@@ -42,18 +42,14 @@ ENTRY = re.compile(r"(.+?) *= *(\S+)")
 
 
 class SizePlan(NamedTuple):
-    """The chosen types by tensor name, the table to print, and the sentences below it."""
+    """The chosen types by tensor name, and the table to print."""
 
     recipe: dict[str, Format]
     text: str
 
-    def options(self, options: Options) -> Options:
-        """The options of the conversion: each tensor has its own type, the file that of most bytes."""
-        return with_recipe(options, self.recipe)
-
 
 class _Budget(NamedTuple):
-    """The bytes for tensors, and whether those of the whole file count, which pads each tensor."""
+    """The bytes for tensors, and the same as bits per weight."""
 
     nbytes: int
     bpw: float
