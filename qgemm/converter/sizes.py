@@ -153,8 +153,8 @@ def _nbytes(source: Source, options: Options, recipe: Mapping[str, Format]) -> i
 
 def with_recipe(options: Options, recipe: Mapping[str, Format]) -> Options:
     """The options with a type for each of these tensors; the file's own type is that of most tensors."""
-    most = Counter(fmt.name for fmt in recipe.values()).most_common(1)
-    fmt = FORMATS[most[0][0]] if most and most[0][0] in FORMATS else options.type
+    commonest = Counter(fmt.name for fmt in recipe.values()).most_common(1)
+    fmt = FORMATS[commonest[0][0]] if commonest else options.type
     return options._replace(type=fmt, mixture="", recipe=recipe)
 
 
