@@ -284,7 +284,7 @@ def with_chosen_types(args: argparse.Namespace, source: Source, options: Options
     if args.recipe is not None:
         title = f"--size {args.size}, {len(size_plan.recipe)} tensors"
         write_file(args.recipe, recipe_text(size_plan.recipe, title).encode())
-    return size_plan.options(options)
+    return with_recipe(options, size_plan.recipe)
 
 
 def check_order(args: argparse.Namespace) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from qgemm.codec.format import Format
-from qgemm.errors import QgemmError
+from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.files.imatrix import read_imatrix
+from qgemm.files.imatrix_sums import read_sensitivities
 from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import job
@@ -19,6 +20,7 @@ from .gguf_template import match_layout
 from .hf_folder import to_gguf_model
 from .report import Line, table, totals
 from .rules import OUTPUT, Ends, Options
+from .sizes import check_recipe, plan_size, with_recipe
 from .source_readers import open_source
 from .targets import is_gguf_path
 from .tensor_names import Rename, apply_drops, apply_renames
@@ -91,8 +93,12 @@ def open_for_conversion(
 def convert(
     src: PathLike,
     dst: PathLike,
-    type: str | Format,
+    type: str | Format | None = None,
     *,
+    size: str = "",
+    objective: str = "",
+    types: Sequence[str | Format] = (),
+    recipe: Mapping[str, str | Format] | None = None,
     tensor_types: Mapping[Pattern, str | Format] | None = None,
     token_embedding_type: str | Format | None = None,
     output_tensor_type: str | Format | None = None,
@@ -123,7 +129,9 @@ def convert(
 ) -> Conversion:
     """Write the weights of `src` to `dst` in the format `type`, as `qgemm convert SRC DST TYPE` does.
 
-    type: a format, or a file type of llama-quantize ("q4_k_m"), which mixes formats as it does.
+    type: a format, or a file type of llama-quantize ("q4_k_m"), which mixes formats as it does. In its place, for a
+    .gguf dst: size ("4.25bpw", "12GiB", or the size of a file type), within which the types are chosen that lose least,
+    by objective "mse" or "kl" among `types`; or recipe, a type for each tensor by its name.
 
     src: a .gguf file (or its first shard), .safetensors (or its index), a checkpoint's folder, .npy or .npz, also
     quantized by AWQ, GPTQ, FP8 or as kbit. A Hugging Face folder of a supported architecture becomes a model that
@@ -158,7 +166,11 @@ def convert(
     Raises QgemmError or a subclass: CheckpointError and GGUFError for malformed or unsupported files, QuantizeError
     for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` stays intact on error.
     """
-    default, mixture = format_and_mixture(type)
+    if [type is not None, bool(size), recipe is not None].count(True) != 1:
+        raise UnsupportedError("the types of a conversion come from one of type, size and recipe")
+    if type is None and (pure or layout or not is_gguf_path(dst)):
+        raise UnsupportedError("size and recipe are for a .gguf file, without pure and layout")
+    default, mixture = format_and_mixture(type or "f16")
     options = Options(
         default,
         [(re.compile(pattern), one_format(fmt)) for pattern, fmt in (tensor_types or {}).items()],
@@ -187,6 +199,16 @@ def convert(
             done += nbytes
             progress(done, total)
 
+        if recipe is not None:
+            formats = {name: one_format(fmt) for name, fmt in recipe.items()}
+            check_recipe(source, options, formats, "recipe")
+            options = with_recipe(options, formats)
+        elif size:
+            sensitivities = None if imatrix is None else read_sensitivities(imatrix)
+            chosen = plan_size(
+                source, options, size, types=types, objective=objective, sensitivities=sensitivities, threads=threads
+            )
+            options = with_recipe(options, chosen.recipe)
         lines = job.convert(
             source,
             dst,

@@ -1,6 +1,6 @@
 """Choose a type for each tensor so that all fit in a number of bytes and lose least.
 
-Each tensor has alternatives of (bytes, cost), of which it gets one, and costs add up. The lower convex hull of a
+Each tensor gets one of its alternatives (bytes, cost), and costs add up. The lower convex hull of a
 tensor's alternatives is a chain of upgrades whose gain per byte falls. Taking all upgrades above a least gain per byte
 is optimal for the bytes that it uses (the Lagrangian argument); upgrades that still fit fill the rest. `bound` is the
 cost of the relaxed problem, which may take a part of an upgrade, so that no choice within the bytes costs less.

@@ -25,7 +25,7 @@ from .scale_search import importance_of_range
 from .size_choice import Alternative
 from .weight import Weight
 
-SHARE, LEAST_ROWS = 16, 32  # one row of SHARE is measured, but at least LEAST_ROWS
+SHARE, LEAST_ROWS = 32, 32  # one row of SHARE is measured, but at least LEAST_ROWS
 GROUPS = 8  # places in a tensor from which rows are taken
 
 
@@ -100,9 +100,9 @@ def sample(weight: Weight, block: int) -> list[tuple[int, int]]:
     n, k = weight.shape[-2], weight.shape[-1]
     rows = weight.size // k
     unit = lcm(weight.step, block, k) // k  # rows that are read together
-    wanted_rows = min(rows, max(LEAST_ROWS, rows // SHARE))
-    groups = max(1, min(max(GROUPS, rows // n), wanted_rows // unit))
-    size = max(1, wanted_rows // groups // unit) * unit
+    count_of_rows = min(rows, max(LEAST_ROWS, rows // SHARE))
+    groups = max(1, min(max(GROUPS, rows // n), count_of_rows // unit))
+    size = max(1, count_of_rows // groups // unit) * unit
     ranges = []
     for group in range(groups):
         first = rows * group // groups // unit * unit

@@ -42,18 +42,14 @@ ENTRY = re.compile(r"(.+?) *= *(\S+)")
 
 
 class SizePlan(NamedTuple):
-    """The chosen types by tensor name, the table to print, and the sentences below it."""
+    """The chosen types by tensor name, and the table to print."""
 
     recipe: dict[str, Format]
     text: str
 
-    def options(self, options: Options) -> Options:
-        """The options of the conversion: each tensor has its own type, the file that of most bytes."""
-        return with_recipe(options, self.recipe)
-
 
 class _Budget(NamedTuple):
-    """The bytes for tensors, and whether those of the whole file count, which pads each tensor."""
+    """The bytes for tensors, and the same as bits per weight."""
 
     nbytes: int
     bpw: float
@@ -157,8 +153,8 @@ def _nbytes(source: Source, options: Options, recipe: Mapping[str, Format]) -> i
 
 def with_recipe(options: Options, recipe: Mapping[str, Format]) -> Options:
     """The options with a type for each of these tensors; the file's own type is that of most tensors."""
-    most = Counter(fmt.name for fmt in recipe.values()).most_common(1)
-    fmt = FORMATS[most[0][0]] if most and most[0][0] in FORMATS else options.type
+    commonest = Counter(fmt.name for fmt in recipe.values()).most_common(1)
+    fmt = FORMATS[commonest[0][0]] if commonest else options.type
     return options._replace(type=fmt, mixture="", recipe=recipe)
 
 

@@ -157,7 +157,7 @@ def _integer(metadata: Mapping[str, Any], key: str, missing: int = 0) -> int:
 
 @dataclass
 class Sensitivities:
-    """What an error costs: the factor of each matrix by tensor name, [experts], and that of a looked-up row.
+    """The cost of an error: the factor of each matrix by tensor name, [experts], and that of a looked-up row.
 
     A factor is the sum of squared gradients divided by all tokens, so that it contains how often an expert is used.
     """
