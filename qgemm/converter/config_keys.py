@@ -79,6 +79,27 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "num_experts": OPTIONAL_COUNT,
         "num_experts_per_tok": OPTIONAL_COUNT,
         "experts_per_token": OPTIONAL_COUNT,
+        **dict.fromkeys(("n_embd", "n_embed"), SIZE),
+        **dict.fromkeys(("n_layer", "n_head", "num_kv_heads", "n_head_kv"), COUNT),
+        **dict.fromkeys(("n_positions", "seq_length", "model_max_length"), POSITIONS),
+        **dict.fromkeys(("n_inner", "ffn_hidden_size", "shared_expert_intermediate_size"), whole(0, 2**24)),
+        "shared_intermediate_size": whole(0, 2**24),
+        **dict.fromkeys(
+            ("n_routed_experts", "n_shared_experts", "moe_num_experts", "moe_num_shared_experts"), OPTIONAL_COUNT
+        ),
+        **dict.fromkeys(
+            ("moe_k", "n_group", "topk_group", "first_k_dense_replace", "moe_layer_start_index"), OPTIONAL_COUNT
+        ),
+        "moe_layer_interval": COUNT,
+        **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), OPTIONAL_COUNT),
+        **dict.fromkeys(
+            ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), whole(0, 2**20)
+        ),
+        **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), number(0, 1)),
+        **dict.fromkeys(("logit_scale", "routed_scaling_factor", "clip_qkv"), FACTOR),
+        **dict.fromkeys(("rotary_pct", "rope_pct"), SHARE),
+        "rotary_emb_base": ROTARY_BASE,
+        **dict.fromkeys(("use_parallel_residual", "new_decoder_architecture", "multi_query", "norm_topk_prob"), FLAG),
         "sliding_window": WINDOW,
         "sliding_window_pattern": WINDOW,
         **{f"{name}_token_id": TOKENS for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
@@ -103,6 +124,9 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "partial_rotary_factor": SHARE,
         "original_max_position_embeddings": TRAINED,
         "factor": FACTOR,
+        "alpha": FACTOR,
+        "mscale": number(0, 1e6),
+        "mscale_all_dim": number(0, 1e6),
         "extrapolation_factor": number(0, 1e6),
         "attention_factor": FACTOR,
         "beta_fast": FACTOR,

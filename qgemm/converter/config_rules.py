@@ -16,17 +16,21 @@ FULL, WINDOW = "full_attention", "sliding_attention"
 NO_EFFECT = {
     # settings of training, of speed, and of outputs other than logits
     "attention_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop", "initializer_range",
-    "router_aux_loss_coef",
-    "router_jitter_noise", "pretraining_tp", "use_cache", "output_router_logits", "output_hidden_states",
+    "router_aux_loss_coef", "attn_pdrop", "hidden_dropout", "embedding_dropout", "classifier_dropout", "slow_but_exact",
+    "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+    *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
+    "pretraining_tp", "use_cache", "output_router_logits", "output_hidden_states",
     "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder", "problem_type",
     # labels of other tasks, and facts about the file
     "id2label", "label2id", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "model_type",
+    # layers that predict further tokens, which are left out
+    "num_nextn_predict_layers", "num_mtp_layers",
     # settings of the vision part, which is left out
     "vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index",
 }  # fmt: skip
 READ_ELSEWHERE = {  # by the converter itself, for every architecture
     "architectures", "text_config", "vocab_size", "tie_word_embeddings",
-    *(f"{name}_token_id" for name in ("bos", "eos", "pad")),
+    *(f"{name}_token_id" for name in ("bos", "eos", "pad", "eod", "sep")),
 }  # fmt: skip
 
 
@@ -142,6 +146,138 @@ GPT_OSS: Rules = {
     "hidden_act": SILU, "attention_bias": only(True), "layer_types": every(2), "swiglu_alpha": only(1.702),
     "swiglu_limit": only(7.0),
 }  # fmt: skip
+ONE_GROUP = Rule(1, lambda value, config: value in (None, 1), "is not 1")
+NO_BIASES: Rules = {"hidden_act": SILU, "attention_bias": OFF, "mlp_bias": OFF}
+UNUSED_WINDOW: Rules = {
+    "use_sliding_window": OFF, "layer_types": ALL_FULL, "sliding_window": decided_elsewhere(None)
+}  # fmt: skip
+GELU = only("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu")  # llama.cpp computes tanh's form for all of them
+
+
+def _rotates_all_but_fourth(value: Any, config: Config) -> bool:
+    return not value or list(value) == [int((i + 1) % 4 != 0) for i in range(len(value))]
+
+
+def _window_by_size(value: Any, config: Config) -> bool:
+    """llama.cpp has the windows of exaone 4 in the model with 64 layers, and in no other."""
+    return bool(value) == (config.need("num_hidden_layers") == 64)
+
+
+def _same_mscale(value: Any, config: Config) -> bool:
+    """llama.cpp scales scores by mscale_all_dim, and leaves out the share of both in rotary embeddings."""
+    first, second = config.rope.number("mscale"), config.rope.number("mscale_all_dim")
+    return (first or 1) == (second or 1)
+
+
+def _one_base(value: Any, config: Config) -> bool:
+    windows = config.rope_of_windows
+    return windows is None or windows == (config.rope.number("rope_theta") or config.number("rope_theta"))
+
+
+QWEN2MOE: Rules = {
+    **{key: rule for key, rule in QWEN3MOE.items() if key not in ("attention_bias", "norm_topk_prob")},
+    "norm_topk_prob": OFF, "qkv_bias": only(True), "sliding_window": decided_elsewhere(0), "layer_types": ALL_FULL,
+    "max_window_layers": decided_elsewhere(28),
+}  # fmt: skip
+ARCEE: Rules = {**NO_BIASES, "hidden_act": only("relu2")}
+SMOLLM3: Rules = {
+    **NO_BIASES, **UNUSED_WINDOW,
+    "no_rope_layers": Rule(None, _rotates_all_but_fourth, "differs from no rotation in every fourth layer"),
+    "no_rope_layer_interval": Rule(4, lambda value, config: bool(config.value("no_rope_layers")) or value == 4,
+                                   "is not 4"),
+}  # fmt: skip
+OLMO: Rules = OLMO2
+OLMO3: Rules = {
+    **OLMO2, "layer_types": every(4),
+    "rope_parameters": Rule(None, _one_base, "has a base of its own for sliding windows"),
+}  # fmt: skip
+COHERE: Rules = {
+    "hidden_act": SILU, "attention_bias": OFF, "use_qk_norm": OFF, "tie_word_embeddings": only(True),
+}  # fmt: skip
+COHERE2: Rules = {
+    "hidden_act": SILU, "attention_bias": OFF, "layer_types": every(4), "tie_word_embeddings": only(True),
+}  # fmt: skip
+GLM: Rules = {"hidden_act": SILU, "attention_bias": decided_elsewhere(True)}
+STARCODER2: Rules = {
+    "hidden_act": GELU._replace(default="gelu_pytorch_tanh"), "use_bias": only(True),
+    "sliding_window": window_of_context(None),
+}  # fmt: skip
+NEMOTRON: Rules = {**LLAMA, "hidden_act": only("relu2")}
+STABLELM: Rules = {"hidden_act": SILU, "use_qkv_bias": decided_elsewhere(False), "qk_layernorm": OFF}
+EXAONE4: Rules = {
+    "hidden_act": SILU,
+    "sliding_window": Rule(4096, _window_by_size, "is not as llama.cpp computes: windows in the model of 64 layers"),
+    "layer_types": Rule(
+        None, lambda value, config: (every(4) if config.value("sliding_window") else ALL_FULL).allows(value, config),
+        f"differ from {FULL} in one layer of four, or in all without a window",
+    ),
+    "sliding_window_pattern": Rule(
+        4, lambda value, config: not config.value("sliding_window") or value in (4, "LLLG"), "is not 4"
+    ),
+}  # fmt: skip
+HUNYUAN: Rules = {"hidden_act": SILU, "attention_bias": OFF}
+ERNIE: Rules = {"hidden_act": SILU, "use_bias": OFF}
+ERNIE_MOE: Rules = {
+    **ERNIE, "moe_norm_min": only(1e-12), "moe_layer_interval": only(1),
+    "moe_layer_end_index": Rule(
+        None, lambda value, config: value in (None, -1) or value >= config.need("num_hidden_layers") - 1,
+        "leaves the last layers without experts",
+    ),
+}  # fmt: skip
+DOTS1: Rules = {
+    **HUNYUAN, "n_group": ONE_GROUP, "topk_group": ONE_GROUP, "layer_types": ALL_FULL,
+    "sliding_window": decided_elsewhere(4096), "max_window_layers": decided_elsewhere(62),
+}  # fmt: skip
+GLM4MOE: Rules = {
+    "hidden_act": SILU, "attention_bias": decided_elsewhere(False), "use_qk_norm": decided_elsewhere(False),
+    "n_group": ONE_GROUP, "topk_group": ONE_GROUP,
+}  # fmt: skip
+DEEPSEEK: Rules = {
+    "rope_parameters": Rule(None, _same_mscale, "has mscale other than mscale_all_dim"),
+    **NO_BIASES, "head_dim": decided_elsewhere(64), "qk_head_dim": decided_elsewhere(192),
+}  # fmt: skip
+
+
+def as_many_heads(default: int) -> Rule:
+    """As many heads of keys and values as of queries."""
+    return Rule(
+        default,
+        lambda value, config: value in (None, config.value("num_attention_heads")),
+        "is not num_attention_heads",
+    )
+
+
+DEEPSEEK2: Rules = {
+    **DEEPSEEK, "topk_method": only("greedy"), "n_group": decided_elsewhere(None),
+    "topk_group": decided_elsewhere(None), "num_key_value_heads": as_many_heads(32),
+}  # fmt: skip
+DEEPSEEK3: Rules = {
+    **DEEPSEEK, "rope_interleave": only(True), "n_group": decided_elsewhere(8), "topk_group": decided_elsewhere(4),
+    "num_key_value_heads": as_many_heads(128),
+}  # fmt: skip
+PHI: Rules = {"hidden_act": GELU, "qk_layernorm": OFF}
+GPTNEOX: Rules = {
+    "hidden_act": GELU._replace(default="gelu"), "attention_bias": only(True), "is_decoder": decided_elsewhere(False),
+}  # fmt: skip
+GPT2: Rules = {
+    "activation_function": GELU, "scale_attn_weights": only(True), "scale_attn_by_inverse_layer_idx": OFF,
+    "add_cross_attention": OFF,
+}  # fmt: skip
+GPTBIGCODE: Rules = {
+    "activation_function": GELU._replace(default="gelu_pytorch_tanh"), "scale_attn_weights": only(True),
+    "multi_query": only(True), "add_cross_attention": OFF,
+}  # fmt: skip
+FALCON: Rules = {
+    "activation": GELU._replace(default="gelu"), "alibi": OFF, "bias": OFF,
+    "new_decoder_architecture": decided_elsewhere(False), "multi_query": decided_elsewhere(True),
+    "parallel_attn": only(True),
+    "num_ln_in_parallel_attn": Rule(
+        None, lambda value, config: value is None or value == (2 if config.value("new_decoder_architecture") else 1),
+        "is not the number of norms of its kind",
+    ),
+}  # fmt: skip
+BLOOM: Rules = {"apply_residual_connection_post_layernorm": OFF}
+GRANITE_MOE: Rules = {"hidden_act": SILU, "attention_bias": decided_elsewhere(False)}
 ROTARY: Rules = {"mscale": NONE, "mscale_all_dim": NONE, "mrope_section": NONE}
 
 

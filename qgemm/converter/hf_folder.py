@@ -20,7 +20,8 @@ from qgemm.files.gguf.layout import ARRAY, NUMBERS, STRING
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.formats import FORMATS
 
-from .architectures import ARCHITECTURES, ENDS, Architecture, letters
+from .architecture_record import Architecture, letters
+from .architectures import ARCHITECTURES
 from .checkpoints.configs import MODEL
 from .config_keys import check_config
 from .config_rules import check_rules
@@ -30,7 +31,7 @@ from .mixture import LAYER
 from .rules import keep_rule
 from .tokenizer import tokenizer_keys
 from .weight import Source, Weight, weight_from_numbers
-from .weight_views import add_one, reorder_rows, stack_matrices
+from .weight_views import add_one, reorder_rows, reshaped, stack_matrices
 
 ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 F32 = FORMATS["f32"]
@@ -60,7 +61,7 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
         rule += "; the .safetensors files in the folder convert under their own names"
         raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
     check_config(where, values)
-    config = Config(where, {**architecture.defaults, **values, **(values.get("text_config") or {})})
+    config = architecture.config(where, {**values, **(values.get("text_config") or {})})
     check_rules(config, architecture.rules, architecture.read_rotary)
     model = _Model(source, config, architecture, tied)
     weights = model.weights()
@@ -69,7 +70,7 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
     tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space)
-    notes = left_out_notes(name for name in source.weights if LEFT_OUT.search(name))
+    notes = left_out_notes(model.left_out)
     return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
 
 
@@ -82,6 +83,7 @@ class _Model:
         self.layers = config.need("num_hidden_layers")
         if self.layers > len(source.weights):
             raise config.refusal("num_hidden_layers", self.layers, f"is more than the {len(source.weights)} tensors")
+        self.left_out = [name for name in source.weights if LEFT_OUT.search(name)]
         self.map = get_tensor_name_map(architecture.kind, 1)  # only layer 0: each layer's names cost 1 ms
 
     def weights(self) -> dict[str, Weight]:
@@ -93,7 +95,10 @@ class _Model:
             if weight.values is None or 0 in weight.shape:
                 rule = "is empty" if 0 in weight.shape else "holds integers, where a model has weights"
                 raise self._refusal(weight.name, f"{rule}: {weight.type} {list(weight.shape)}")
-            for part in self.architecture.split(weight, self._refusal):
+            if self._predicts_further(weight.name):
+                self.left_out.append(weight.name)
+                continue
+            for part in self.architecture.split(weight, self.config, self._refusal):
                 new = self._name(part.name)
                 number = EXPERT.search(part.name)
                 experts = by_name.setdefault(new, {})
@@ -118,6 +123,12 @@ class _Model:
                 return new if layer is None else f"blk.{layer[1]}.{new.removeprefix(LAYER_0)}"
         raise self._refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
 
+    def _predicts_further(self, name: str) -> bool:
+        """Whether a tensor belongs to a layer beyond the last, which predicts the token after the next one."""
+        further = self.config.integer("num_nextn_predict_layers", "num_mtp_layers") or 0
+        layer = LAYER_NUMBER.search(name)
+        return layer is not None and self.layers <= int(layer[1]) < self.layers + further
+
     def _filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
         """A tensor under its new name, in llama.cpp's layout."""
         weights = [experts[number] for number in sorted(experts)]
@@ -126,6 +137,8 @@ class _Model:
             if sorted(experts) != list(range(len(weights))) or len({part.shape for part in weights}) > 1:
                 raise self._refusal(weight.name, f"of {max(experts) + 1} experts {len(experts)} are alike")
             weight = stack_matrices(new, weights)
+        if 1 in weight.shape and len(weight.shape) > 1:
+            weight = reshaped(weight, tuple(size for size in weight.shape if size > 1) or (1,))
         kind = new.split(".")[2] if LAYER.match(new) else ""
         if self.architecture.rotary_pairs and kind in ROTATED:
             heads = self.config.integer(ROTATED[kind]) or self.config.need("num_attention_heads")
@@ -168,11 +181,12 @@ class _Model:
 
     def _expected(self, weights: Mapping[str, Weight]) -> Iterator[tuple[str, str]]:
         """The tensors of the model, each with its shape in letters."""
-        yield from {**ENDS, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
+        yield from {**self.architecture.ends, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
         for layer in range(self.layers):
             stem = f"blk.{layer}."
-            shapes = self.architecture.shapes(experts=f"{stem}ffn_gate_inp.weight" in weights)
-            yield from ((stem + name, shape) for name, shape in shapes.items())
+            shapes = self.architecture.shapes(self.config, layer, f"{stem}ffn_gate_inp.weight" in weights)
+            optional = {name: shape for name, shape in self.architecture.optional.items() if stem + name in weights}
+            yield from ((stem + name, shape) for name, shape in {**optional, **shapes}.items())
 
     def _refusal(self, name: str, rule: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: tensor {shown(name)}: {rule}")

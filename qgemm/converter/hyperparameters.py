@@ -59,6 +59,10 @@ class Config:
         name = next((name for name in names if self.values.get(name) is not None), names[0])
         return Config(f"{self.where}: {name}", self.values.get(name) or {})
 
+    def replaced(self, **values: Any) -> Config:
+        """This config with other values, None for absent ones."""
+        return Config(self.where, {**self.values, **values})
+
     def refusal(self, name: str, value: Any, rule: str) -> CheckpointError:
         """The error for a value."""
         return CheckpointError(f"{self.where}: {name}: {shown(str(value))} {rule}")
@@ -81,8 +85,11 @@ class Config:
         return rope.number("rope_theta") or self.number("rope_local_base_freq")
 
 
-def common_keys(config: Config, writer: GGUFWriter) -> None:
-    """Write the keys of every decoder: sizes, heads, norms, rotary embeddings, experts."""
+def common_keys(config: Config, writer: GGUFWriter, norm: str = "rms_norm_eps") -> None:
+    """Write the keys of every decoder: sizes, heads, norms, rotary embeddings, experts.
+
+    norm: the key of the norms' epsilon, rms_norm_eps or layer_norm_eps.
+    """
     heads = config.need("num_attention_heads")
     writer.add_block_count(config.need("num_hidden_layers"))
     writer.add_context_length(config.need("max_position_embeddings"))
@@ -90,7 +97,8 @@ def common_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_feed_forward_length(config.need("intermediate_size"))
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.integer("num_key_value_heads") or heads)
-    writer.add_layer_norm_rms_eps(config.need_number("rms_norm_eps"))
+    add_epsilon = writer.add_layer_norm_rms_eps if norm == "rms_norm_eps" else writer.add_layer_norm_eps
+    add_epsilon(config.need_number(norm))
     if config.integer("head_dim"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -167,6 +175,12 @@ def longrope_factors(config: Config) -> dict[str, Floats]:
             raise rope.refusal(key, numbers, f"has {len(numbers)} numbers, {count} are needed")
         factors[f"rope_factors_{key.removesuffix('_factor')}.weight"] = np.array(numbers, np.float32)
     return factors
+
+
+def rotated_dimensions(config: Config) -> int:
+    """The dimensions of a head that are rotated."""
+    share = config.rope.number("partial_rotary_factor") or config.number("partial_rotary_factor") or 1.0
+    return int(share * config.head_dim)
 
 
 def _rotated_dimensions(config: Config) -> int:

@@ -77,6 +77,11 @@ def stack_matrices(name: str, weights: Sequence[Weight]) -> Weight:
     return _derived(weights, name, (len(weights), *weights[0].shape), step, view)
 
 
+def reshaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
+    """The same weights in the same order, in another shape of as many."""
+    return _derived([weight], weight.name, shape, weight.step, lambda reads, unit: reads[0])
+
+
 def add_one(weight: Weight) -> Weight:
     """The numbers plus one, in float32."""
     values = numbers_of(weight)

@@ -1,0 +1,81 @@
+"""Small configurations of the model classes that tools/model_classes.py makes with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+GPT2: dict[str, Any] = {
+    "vocab_size": 64, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+MLA = {
+    "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+    "num_key_value_heads": 4, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                               "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 32},
+}  # fmt: skip
+PATTERN = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+LINEAR = {
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"], "head_dim": 32,
+}  # fmt: skip
+
+# Class -> its configuration where it differs from SIZES, or as a whole where it has other names.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen2MoeForCausalLM": {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 48},
+    "ArceeForCausalLM": SIZES,
+    "SmolLM3ForCausalLM": {**SIZES, "num_hidden_layers": 4},
+    "OlmoForCausalLM": {**SIZES, "clip_qkv": 8.0},
+    "Olmo3ForCausalLM": {**SIZES, "num_hidden_layers": 4, "sliding_window": 16, "layer_types": PATTERN},
+    "CohereForCausalLM": SIZES,
+    "Cohere2ForCausalLM": {
+        **SIZES, "num_hidden_layers": 4, "sliding_window": 16, "layer_types": PATTERN, "head_dim": 16
+    },
+    "GlmForCausalLM": {**SIZES, "head_dim": 16, "attention_bias": True},
+    "Glm4ForCausalLM": {**SIZES, "head_dim": 16},
+    "Starcoder2ForCausalLM": SIZES,
+    "NemotronForCausalLM": SIZES,
+    "StableLmForCausalLM": {**SIZES, "use_qkv_bias": True},
+    "GraniteMoeForCausalLM": {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoeSharedForCausalLM": {
+        **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48
+    },
+    "Exaone4ForCausalLM": {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "HunYuanDenseV1ForCausalLM": {**SIZES, "head_dim": 16},
+    "Ernie4_5ForCausalLM": {**SIZES, "head_dim": 16},
+    "Ernie4_5_MoeForCausalLM": {
+        **SIZES, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1, "moe_num_shared_experts": 2,
+    },
+    "Dots1ForCausalLM": {**SIZES, **ROUTED, "head_dim": 16, "layer_types": ["full_attention"] * 2},
+    "Glm4MoeForCausalLM": {**SIZES, **ROUTED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
+    "DeepseekV2ForCausalLM": {**SIZES, **ROUTED, **MLA, "q_lora_rank": None},
+    "DeepseekV3ForCausalLM": {**SIZES, **ROUTED, **MLA},
+    "PhiForCausalLM": {**SIZES, "num_key_value_heads": 4},
+    "GPTNeoXForCausalLM": {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"},
+    "GPT2LMHeadModel": GPT2,
+    "GPTBigCodeForCausalLM": GPT2,
+    "FalconForCausalLM": {
+        **{key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads", "intermediate_size")},
+        "new_decoder_architecture": True, "num_kv_heads": 2,
+    },
+    "BloomForCausalLM": {
+        "vocab_size": 64, "hidden_size": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2
+    },
+    "ApertusForCausalLM": SIZES,
+    "Lfm2ForCausalLM": {
+        **SIZES, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False,
+    },
+    "Lfm2MoeForCausalLM": {
+        **SIZES, **EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1,
+    },
+    "Qwen3NextForCausalLM": {**SIZES, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 48},
+    "Qwen3_5ForCausalLM": {**SIZES, **LINEAR},
+}  # fmt: skip

@@ -1,0 +1,132 @@
+"""Each class of tests/data/model_classes.json becomes the file that is recorded there, with llama.cpp's layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from class_folders import CLASSES, converted, folder, plain, tensors_of
+from gguf import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
+from numpy.testing import assert_array_equal
+
+from qgemm.converter.architectures import ARCHITECTURES
+from qgemm.errors import CheckpointError
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_keys_and_tensors(name, tmp_path):
+    """Keys and shapes are those recorded; the gguf package lists every tensor under the architecture."""
+    tensors, metadata = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    assert {key: list(w.shape) for key, w in tensors.items()} == CLASSES[name]["file"]
+    assert json.loads(json.dumps(plain(metadata))) == CLASSES[name]["keys"]
+    kind = ARCHITECTURES[name].kind
+    assert metadata["general.architecture"] == MODEL_ARCH_NAMES[kind]
+    layouts = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[kind]}
+    for key in tensors:
+        parts = key.removesuffix(".weight").removesuffix(".bias").split(".")
+        assert ".".join(["{bid}" if part.isdigit() else part for part in parts]) in layouts, key
+
+
+def weights(name: str, stem: str) -> np.ndarray:
+    return tensors_of(name)[stem].astype(np.float32)
+
+
+@pytest.mark.parametrize("part", ["weight", "bias"])
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("GPTNeoXForCausalLM", "gpt_neox.layers.1.attention"), ("BloomForCausalLM", "transformer.h.1.self_attention")],
+)
+def test_queries_keys_and_values_of_each_head_are_separated(name, stem, part, tmp_path):
+    tensors, _ = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    heads = weights(name, f"{stem}.query_key_value.{part}").reshape(4, 3, 16, -1)
+    rows = np.concatenate([heads[:, i].reshape(64, -1) for i in range(3)])
+    assert_array_equal(tensors[f"blk.1.attn_qkv.{part}"], rows.reshape(tensors[f"blk.1.attn_qkv.{part}"].shape))
+
+
+def test_groups_of_falcon_are_separated(tmp_path):
+    tensors, _ = converted(folder(tmp_path / "m", "FalconForCausalLM"), tmp_path / "y.gguf")
+    groups = weights("FalconForCausalLM", "transformer.h.0.self_attention.query_key_value.weight").reshape(2, 4, 16, 64)
+    queries, keys, values = groups[:, :2], groups[:, 2], groups[:, 3]
+    rows = np.concatenate([part.reshape(-1, 64) for part in (queries, keys, values)])
+    assert_array_equal(tensors["blk.0.attn_qkv.weight"], rows)
+
+
+def test_matrices_of_gpt2_are_transposed(tmp_path):
+    tensors, _ = converted(folder(tmp_path / "m", "GPT2LMHeadModel"), tmp_path / "y.gguf")
+    for old, new in (("attn.c_attn", "attn_qkv"), ("attn.c_proj", "attn_output"), ("mlp.c_fc", "ffn_up")):
+        stored = weights("GPT2LMHeadModel", f"transformer.h.1.{old}.weight")
+        assert_array_equal(tensors[f"blk.1.{new}.weight"], stored.T)
+
+
+def test_keys_and_values_of_latent_attention(tmp_path):
+    """k_b is transposed, so that scores are products of latent vectors."""
+    tensors, _ = converted(folder(tmp_path / "m", "DeepseekV3ForCausalLM"), tmp_path / "y.gguf")
+    both = weights("DeepseekV3ForCausalLM", "model.layers.1.self_attn.kv_b_proj.weight").reshape(4, 16 + 24, 32)
+    assert_array_equal(tensors["blk.1.attn_k_b.weight"], both[:, :16].swapaxes(1, 2))
+    assert_array_equal(tensors["blk.1.attn_v_b.weight"], both[:, 16:])
+
+
+def test_experts_of_granite_are_separated(tmp_path):
+    tensors, _ = converted(folder(tmp_path / "m", "GraniteMoeForCausalLM"), tmp_path / "y.gguf")
+    both = weights("GraniteMoeForCausalLM", "model.layers.1.block_sparse_moe.input_linear.weight")
+    assert_array_equal(tensors["blk.1.ffn_gate_exps.weight"], both[:, :96])
+    assert_array_equal(tensors["blk.1.ffn_up_exps.weight"], both[:, 96:])
+
+
+def test_norms_of_nemotron_are_stored_as_one_less(tmp_path):
+    tensors, _ = converted(folder(tmp_path / "m", "NemotronForCausalLM"), tmp_path / "y.gguf")
+    stored = weights("NemotronForCausalLM", "model.layers.1.input_layernorm.weight")
+    assert_array_equal(tensors["blk.1.attn_norm.weight"], stored + np.float32(1))
+    assert_array_equal(
+        tensors["blk.1.attn_norm.bias"], weights("NemotronForCausalLM", "model.layers.1.input_layernorm.bias")
+    )
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    name = "Glm4MoeForCausalLM"
+    extra = {"model.layers.2.eh_proj.weight": np.ones((64, 128), np.float16)}
+    path = folder(tmp_path / "m", name, {**tensors_of(name), **extra}, num_nextn_predict_layers=1)
+    tensors, _ = converted(path, tmp_path / "y.gguf")
+    assert {key: list(w.shape) for key, w in tensors.items()} == CLASSES[name]["file"]
+    with pytest.raises(CheckpointError, match=r"layers\.2\.eh_proj\.weight': has no name"):
+        converted(folder(path, name, {**tensors_of(name), **extra}, num_nextn_predict_layers=0), tmp_path / "y.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers"),
+        ("Qwen2MoeForCausalLM", {"norm_topk_prob": True}, "norm_topk_prob: 'True' is not false"),
+        ("Olmo3ForCausalLM", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+        ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm"),
+        ("Cohere2ForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "layer_types"),
+        ("Starcoder2ForCausalLM", {"sliding_window": 64}, "sliding_window: '64' is a window below"),
+        ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
+        ("Exaone4ForCausalLM", {"sliding_window": 64}, "sliding_window"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": 0}, "moe_layer_end_index"),
+        ("Glm4MoeForCausalLM", {"n_group": 2}, "n_group"),
+        ("DeepseekV2ForCausalLM", {"topk_method": "group_limited_greedy"}, "topk_method"),
+        ("DeepseekV3ForCausalLM", {"rope_interleave": False}, "rope_interleave"),
+        ("DeepseekV3ForCausalLM", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0,
+                                   "mscale_all_dim": 0.5, "original_max_position_embeddings": 32}}, "mscale"),
+        ("GPTBigCodeForCausalLM", {"multi_query": False}, "multi_query"),
+        ("FalconForCausalLM", {"alibi": True}, "alibi"),
+        ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+        ("HunYuanDenseV1ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("PhiForCausalLM", {"hidden_act": "silu"}, "hidden_act: 'silu'"),
+    ],
+)  # fmt: skip
+def test_values_that_the_file_cannot_express_are_refused(name, change, message, tmp_path: Path):
+    with pytest.raises(CheckpointError, match=message):
+        converted(folder(tmp_path / "m", name, **change), tmp_path / "y.gguf")
+    assert not (tmp_path / "y.gguf").exists()
+
+
+def test_the_base_of_hunyuan_is_scaled(tmp_path):
+    rope = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}
+    path = folder(tmp_path / "m", "HunYuanDenseV1ForCausalLM", rope_parameters=rope)
+    _, metadata = converted(path, tmp_path / "y.gguf")
+    assert metadata["hunyuan-dense.rope.freq_base"] == np.float32(10000.0 * 1000.0 ** (16 / 14))
+    assert "hunyuan-dense.rope.scaling.type" not in metadata

@@ -1,0 +1,63 @@
+"""Write tests/data/model_classes.json: the config and the tensors of a tiny checkpoint of each model class.
+
+    python tools/model_classes.py [CLASS ...]           checkpoints, with transformers installed
+    python tools/model_classes.py --files [CLASS ...]   keys and tensors of the .gguf file that each becomes
+
+Without CLASS all of them are made.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from model_configs import CONFIGS  # noqa: E402
+
+TARGET = ROOT / "tests" / "data" / "model_classes.json"
+OMITTED = {"transformers_version", "_name_or_path", "dtype"}
+
+
+def checkpoint(name: str) -> dict[str, Any]:
+    """The config and the shapes of the tensors that transformers saves for a class."""
+    import torch
+    import transformers
+    from safetensors import safe_open
+
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        kind(kind.config_class(**CONFIGS[name])).save_pretrained(folder)
+        config = json.loads((Path(folder) / "config.json").read_text())
+        with safe_open(Path(folder) / "model.safetensors", "np") as file:
+            shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    return {"config": {key: config[key] for key in config if key not in OMITTED}, "tensors": shapes}
+
+
+def file(name: str) -> dict[str, Any]:
+    """The keys and the shapes of the file that the checkpoint of a class becomes."""
+    from class_folders import converted, folder, plain
+
+    with tempfile.TemporaryDirectory() as path:
+        tensors, metadata = converted(folder(Path(path) / "m", name), Path(path) / "y.gguf")
+    return {"keys": plain(metadata), "file": {key: list(values.shape) for key, values in tensors.items()}}
+
+
+def main() -> None:
+    """Make the checkpoints or the files of the classes named, all by default."""
+    arguments = sys.argv[1:]
+    make = file if arguments[:1] == ["--files"] else checkpoint
+    document = json.loads(TARGET.read_text()) if TARGET.exists() else {}
+    for name in [name for name in arguments if name != "--files"] or CONFIGS:
+        document[name] = {**document.get(name, {}), **make(name)}
+    lines = [f"{json.dumps(name)}: {json.dumps(document[name])}" for name in CONFIGS if name in document]
+    TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
