@@ -54,9 +54,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **SIZES, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_layer_start_index": 1,
         "moe_layer_end_index": 1, "moe_num_shared_experts": 2,
     },
-    "Dots1ForCausalLM": {**SIZES, **ROUTED, "head_dim": 16, "layer_types": ["full_attention"] * 2},
+    "Dots1ForCausalLM": {
+        **SIZES, **ROUTED, "head_dim": 16, "num_key_value_heads": 4, "layer_types": ["full_attention"] * 2,
+    },
     "Glm4MoeForCausalLM": {**SIZES, **ROUTED, "head_dim": 16, "attention_bias": True, "use_qk_norm": True},
-    "DeepseekV2ForCausalLM": {**SIZES, **ROUTED, **MLA, "q_lora_rank": None},
+    "DeepseekV2ForCausalLM": {  # llama.cpp knows models of 26 and 27 layers without a q_lora_rank
+        **SIZES, **ROUTED, **MLA, "num_hidden_layers": 26, "first_k_dense_replace": 25, "q_lora_rank": None,
+    },
     "DeepseekV3ForCausalLM": {**SIZES, **ROUTED, **MLA},
     "PhiForCausalLM": {**SIZES, "num_key_value_heads": 4},
     "GPTNeoXForCausalLM": {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"},

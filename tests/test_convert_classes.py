@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from class_folders import CLASSES, converted, folder, plain, tensors_of
+from class_folders import CLASSES, converted, digest, folder, plain, tensors_of
 from gguf import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from numpy.testing import assert_array_equal
 
@@ -17,10 +17,14 @@ from qgemm.errors import CheckpointError
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_keys_and_tensors(name, tmp_path):
-    """Keys and shapes are those recorded; the gguf package lists every tensor under the architecture."""
+    """Keys and tensors are those with which llama.cpp computed the recorded logits, tested in tests/with_torch.
+
+    The gguf package lists every tensor under the architecture.
+    """
     tensors, metadata = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
     assert {key: list(w.shape) for key, w in tensors.items()} == CLASSES[name]["file"]
     assert json.loads(json.dumps(plain(metadata))) == CLASSES[name]["keys"]
+    assert digest(tensors) == CLASSES[name]["digest"]
     kind = ARCHITECTURES[name].kind
     assert metadata["general.architecture"] == MODEL_ARCH_NAMES[kind]
     layouts = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[kind]}

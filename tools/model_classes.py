@@ -2,6 +2,7 @@
 
     python tools/model_classes.py [CLASS ...]           checkpoints, with transformers installed
     python tools/model_classes.py --files [CLASS ...]   keys and tensors of the .gguf file that each becomes
+    python tools/model_classes.py --logits [CLASS ...]  what llama.cpp computes with it, with llama_cpp installed
 
 Without CLASS all of them are made.
 """
@@ -41,19 +42,37 @@ def checkpoint(name: str) -> dict[str, Any]:
 
 def file(name: str) -> dict[str, Any]:
     """The keys and the shapes of the file that the checkpoint of a class becomes."""
-    from class_folders import converted, folder, plain
+    from class_folders import converted, digest, folder, plain
 
     with tempfile.TemporaryDirectory() as path:
         tensors, metadata = converted(folder(Path(path) / "m", name), Path(path) / "y.gguf")
-    return {"keys": plain(metadata), "file": {key: list(values.shape) for key, values in tensors.items()}}
+    return {"keys": plain(metadata), "digest": digest(tensors),
+            "file": {key: list(values.shape) for key, values in tensors.items()}}  # fmt: skip
+
+
+def logits(name: str) -> dict[str, Any]:
+    """The logits of llama.cpp after a few tokens."""
+    from class_folders import TOKENS, converted, folder
+    from llama_cpp import Llama
+
+    with tempfile.TemporaryDirectory() as path:
+        converted(folder(Path(path) / "m", name), Path(path) / "y.gguf")
+        model = Llama(
+            str(Path(path) / "y.gguf"), n_ctx=64, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False
+        )
+        model.eval(TOKENS)
+    return {"logits": [round(float(value), 5) for value in model.scores[len(TOKENS) - 1]]}
+
+
+MAKERS = {"--files": file, "--logits": logits}
 
 
 def main() -> None:
-    """Make the checkpoints or the files of the classes named, all by default."""
+    """Make the checkpoints, the files or the logits of the classes named, all by default."""
     arguments = sys.argv[1:]
-    make = file if arguments[:1] == ["--files"] else checkpoint
+    make = MAKERS.get(arguments[0], checkpoint) if arguments else checkpoint
     document = json.loads(TARGET.read_text()) if TARGET.exists() else {}
-    for name in [name for name in arguments if name != "--files"] or CONFIGS:
+    for name in [name for name in arguments if name not in MAKERS] or CONFIGS:
         document[name] = {**document.get(name, {}), **make(name)}
     lines = [f"{json.dumps(name)}: {json.dumps(document[name])}" for name in CONFIGS if name in document]
     TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")

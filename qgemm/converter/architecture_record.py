@@ -59,6 +59,7 @@ class Architecture(NamedTuple):
     norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
     factors: kind of rotary scaling -> the tensors that it adds.
     read_rotary: keys of rotary embeddings that only some architectures read.
+    roles: role of a special token -> its text, where the folder gives no token that role.
     space: whether text gets a leading space before tokenization, None if the tokenizer decides.
     split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names; tensors that do
     not fit are refused.
@@ -76,6 +77,7 @@ class Architecture(NamedTuple):
     space: bool | None = None
     read_rotary: tuple[str, ...] = ()
 
+    roles: Mapping[str, str] = {}
     dense: Shapes = DENSE
     experts: Shapes = EXPERTS
     ends: Shapes = ENDS

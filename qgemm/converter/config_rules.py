@@ -174,6 +174,21 @@ def _one_base(value: Any, config: Config) -> bool:
     return windows is None or windows == (config.rope.number("rope_theta") or config.number("rope_theta"))
 
 
+def as_many_heads(default: int | None) -> Rule:
+    """A rule for as many heads of keys and values as of queries."""
+    return Rule(
+        default,
+        lambda value, config: value in (None, config.value("num_attention_heads")),
+        "is not num_attention_heads",
+    )
+
+
+def _whole_queries(value: Any, config: Config) -> bool:
+    """Whether queries without a latent vector belong to one of the models that llama.cpp knows to have none."""
+    layers = config.need("num_hidden_layers")
+    return bool(value) or layers in (26, 27) or (layers == 48 and config.integer("vocab_size") == 128256)
+
+
 QWEN2MOE: Rules = {
     **{key: rule for key, rule in QWEN3MOE.items() if key not in ("attention_bias", "norm_topk_prob")},
     "norm_topk_prob": OFF, "qkv_bias": only(True), "sliding_window": decided_elsewhere(0), "layer_types": ALL_FULL,
@@ -226,6 +241,7 @@ ERNIE_MOE: Rules = {
 }  # fmt: skip
 DOTS1: Rules = {
     **HUNYUAN, "n_group": ONE_GROUP, "topk_group": ONE_GROUP, "layer_types": ALL_FULL,
+    "num_key_value_heads": as_many_heads(32),
     "sliding_window": decided_elsewhere(4096), "max_window_layers": decided_elsewhere(62),
 }  # fmt: skip
 GLM4MOE: Rules = {
@@ -233,18 +249,10 @@ GLM4MOE: Rules = {
     "n_group": ONE_GROUP, "topk_group": ONE_GROUP,
 }  # fmt: skip
 DEEPSEEK: Rules = {
+    "q_lora_rank": Rule(1536, _whole_queries, "is null in a model of other layers than 26 and 27"),
     "rope_parameters": Rule(None, _same_mscale, "has mscale other than mscale_all_dim"),
     **NO_BIASES, "head_dim": decided_elsewhere(64), "qk_head_dim": decided_elsewhere(192),
 }  # fmt: skip
-
-
-def as_many_heads(default: int) -> Rule:
-    """As many heads of keys and values as of queries."""
-    return Rule(
-        default,
-        lambda value, config: value in (None, config.value("num_attention_heads")),
-        "is not num_attention_heads",
-    )
 
 
 DEEPSEEK2: Rules = {

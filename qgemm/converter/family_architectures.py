@@ -60,9 +60,12 @@ GPT2_NAMES = {
 }  # fmt: skip
 TIED = {"tie_word_embeddings": True}
 
+GLM_ROLES = {"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>"}
+
 GLM4 = Architecture(
     MODEL_ARCH.GLM4, family_keys.partial_rotary_keys, {**LAYER, **POST_NORMS, **FUSED_GATES}, config_rules.GLM,
     defaults={"partial_rotary_factor": 0.5, "head_dim": 128}, read_rotary=PARTIAL,
+    roles={**GLM_ROLES, "bos": "<|endoftext|>"},
 )  # fmt: skip
 GRANITE_MOE = Architecture(
     MODEL_ARCH.GRANITE_MOE, family_keys.granite_moe_keys, LAYER, config_rules.GRANITE_MOE, rotary_pairs=True,
@@ -108,13 +111,14 @@ FAMILIES = {
         defaults={"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096, **TIED},
     ),
     "GlmForCausalLM": GLM4._replace(
-        kind=MODEL_ARCH.CHATGLM, keys=family_keys.glm_keys, layer={**LAYER, **FUSED_GATES}
+        kind=MODEL_ARCH.CHATGLM, keys=family_keys.glm_keys, layer={**LAYER, **FUSED_GATES}, roles=GLM_ROLES
     ),
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": Architecture(
         MODEL_ARCH.GLM4_MOE, family_keys.glm4moe_keys, {**ATTENTION, "post_attention_norm.weight": "E"},
         config_rules.GLM4MOE, split=joined_experts, experts=CORRECTED, optional={**OPTIONAL, **HEAD_NORMS},
         aliases=ROUTED, derived=family_keys.shared_expert, defaults={"partial_rotary_factor": 0.5}, read_rotary=PARTIAL,
+        roles={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
     ),
     "Starcoder2ForCausalLM": Architecture(
         MODEL_ARCH.STARCODER2, family_keys.layer_norm_keys, with_biases({**LAYER, **UP_DOWN}),

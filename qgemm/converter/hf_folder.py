@@ -69,7 +69,7 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     writer.add_type(GGUFType.MODEL)
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
-    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space)
+    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space, architecture.roles)
     notes = left_out_notes(model.left_out)
     return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
 
@@ -197,8 +197,10 @@ def metadata_of(writer: GGUFWriter) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for key, (value, kind, sub_type) in ((key, _parts(entry)) for key, entry in writer.kv_data[0].items()):
         if kind == ARRAY:
-            element = GGUFValueType.get_type(value[0]) if sub_type is None else sub_type
-            metadata[key] = list(value) if element == STRING else np.array(value, NUMBERS[element])
+            element = sub_type or (
+                GGUFValueType.UINT8 if isinstance(value, bytes) else GGUFValueType.get_type(value[0])
+            )
+            metadata[key] = list(value) if element == STRING else np.array([*value], NUMBERS[element])
         else:
             metadata[key] = value if kind == STRING else NUMBERS[kind].type(value)
     return metadata

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from class_folders import CLASSES, TOKENS, folder
 from model_configs import CONFIGS as MODEL_CONFIGS
 
 import qgemm
@@ -55,6 +56,19 @@ def test_logits_of_folder_and_file_by_the_folders_config(name, tmp_path):
     qgemm.convert(tmp_path / "folder", tmp_path / "model.gguf", "f32")
     loaded = kind.from_pretrained(tmp_path, gguf_file="model.gguf", config=config, dtype=torch.float32).eval()
     assert_same_logits(loaded, model)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_logits_of_llama_cpp(name, tmp_path):
+    """llama.cpp computed these with the file whose digest tests/test_convert_classes.py compares.
+
+    Its GELU is a table of float16, so that a few differ in the third digit.
+    """
+    kind = getattr(transformers, name)
+    model = kind.from_pretrained(folder(tmp_path / "m", name), dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0, -1]
+    torch.testing.assert_close(logits, torch.tensor(CLASSES[name]["logits"]), rtol=0, atol=2e-3)
 
 
 def random_model(config):
