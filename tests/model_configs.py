@@ -27,6 +27,30 @@ LINEAR = {
     "num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"], "head_dim": 32,
 }  # fmt: skip
 
+SECTIONS = {  # llama.cpp computes Qwen 2 VL without the epsilon of norms
+    "rms_norm_eps": 1e-12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+}  # fmt: skip
+IMAGE_SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}}
+QWEN2_VISION = {
+    "depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4, "mlp_ratio": 1,
+}  # fmt: skip
+QWEN25_VISION = {
+    "depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "intermediate_size": 32,
+}  # fmt: skip
+QWEN3_VISION = {
+    "depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4, "intermediate_size": 32,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0],
+}  # fmt: skip
+PIXTRAL_VISION = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "head_dim": 16, "image_size": 16, "patch_size": 4,
+}  # fmt: skip
+LLAMA4_VISION = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+}  # fmt: skip
+
 # Class -> its configuration where it differs from SIZES, or as a whole where it has other names.
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2MoeForCausalLM": {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 48},
@@ -73,13 +97,56 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "BloomForCausalLM": {
         "vocab_size": 64, "hidden_size": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2
     },
-    "ApertusForCausalLM": SIZES,
+    "ApertusForCausalLM": {
+        **SIZES, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        },
+    },
     "Lfm2ForCausalLM": {
-        **SIZES, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False,
+        **SIZES, "intermediate_size": 144, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32,
     },
     "Lfm2MoeForCausalLM": {
-        **SIZES, **EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1,
+        **SIZES, **EXPERTS, "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
     },
+    "HunYuanMoEV1ForCausalLM": {**SIZES, "num_experts": 4, "moe_topk": 2, "head_dim": 16},
     "Qwen3NextForCausalLM": {**SIZES, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 48},
     "Qwen3_5ForCausalLM": {**SIZES, **LINEAR},
+    "Qwen3_5MoeForCausalLM": {**SIZES, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 48},
+    "Ministral3ForCausalLM": {
+        **SIZES, "head_dim": 16, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    },
+    "Llama4ForCausalLM": {
+        **SIZES, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96,
+        "num_local_experts": 4, "interleave_moe_layer_step": 2,
+    },
+    "Qwen2VLForConditionalGeneration": {"text_config": {**SIZES, **SECTIONS}, "vision_config": QWEN2_VISION},
+    "Qwen2_5_VLForConditionalGeneration": {"text_config": {**SIZES, **SECTIONS}, "vision_config": QWEN25_VISION},
+    "Qwen3VLForConditionalGeneration": {
+        "text_config": {**SIZES, **IMAGE_SECTIONS, "head_dim": 32}, "vision_config": QWEN3_VISION
+    },
+    "Qwen3VLMoeForConditionalGeneration": {
+        "text_config": {**SIZES, **IMAGE_SECTIONS, **EXPERTS, "moe_intermediate_size": 48, "head_dim": 32},
+        "vision_config": QWEN3_VISION,
+    },
+    "Mistral3ForConditionalGeneration": {
+        "text_config": {**SIZES, "model_type": "mistral", "head_dim": 16, "sliding_window": None},
+        "vision_config": PIXTRAL_VISION,
+    },
+    "Llama4ForConditionalGeneration": {
+        "text_config": {
+            **SIZES, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96,
+            "num_local_experts": 4,
+        },
+        "vision_config": LLAMA4_VISION,
+    },
+    "Qwen3_5MoeForConditionalGeneration": {
+        "text_config": {**SIZES, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 48},
+        "vision_config": QWEN3_VISION,
+    },
+    "Qwen3_5ForConditionalGeneration": {"text_config": {**SIZES, **LINEAR}, "vision_config": QWEN3_VISION},
 }  # fmt: skip

@@ -88,6 +88,52 @@ def test_norms_of_nemotron_are_stored_as_one_less(tmp_path):
     )
 
 
+def test_heads_of_values_repeat_the_heads_of_keys(tmp_path):
+    """Qwen 3.5's are grouped by the heads of keys: 0 0 1 1 of a checkpoint are 0 1 0 1 in the file."""
+    name = "Qwen3_5ForCausalLM"
+    tensors, _ = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    stored = weights(name, "model.layers.0.linear_attn.in_proj_qkv.weight")
+    values = stored[64:].reshape(2, 2, 16, 64).swapaxes(0, 1).reshape(64, 64)
+    assert_array_equal(tensors["blk.0.attn_qkv.weight"], np.concatenate([stored[:64], values]))
+    columns = weights(name, "model.layers.0.linear_attn.out_proj.weight").reshape(64, 2, 2, 16)
+    assert_array_equal(tensors["blk.0.ssm_out.weight"], columns.swapaxes(1, 2).reshape(64, 64))
+    logarithms = weights(name, "model.layers.0.linear_attn.A_log").reshape(2, 2).T.ravel()
+    assert_array_equal(tensors["blk.0.ssm_a"], -np.exp(logarithms))
+
+
+def test_a_fused_projection_of_linear_attention_is_split(tmp_path):
+    name = "Qwen3NextForCausalLM"
+    tensors, _ = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    stored = weights(name, "model.layers.0.linear_attn.in_proj_qkvz.weight").reshape(2, 96, 64)
+    parts = np.split(stored, [16, 32, 64], axis=1)
+    query, key, value, gate = (part.reshape(-1, 64) for part in parts)
+    assert_array_equal(tensors["blk.0.attn_qkv.weight"], np.concatenate([query, key, value]))
+    assert_array_equal(tensors["blk.0.attn_gate.weight"], gate)
+
+
+def test_numbers_of_layers_become_keys(tmp_path):
+    name = "ApertusForCausalLM"
+    _, metadata = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    numbers = [weights(name, f"model.layers.{i}.mlp.act_fn.alpha_p")[0] for i in range(2)]
+    assert metadata["xielu.alpha_p"].tolist() == numbers
+    tensors = tensors_of(name)
+    del tensors["model.layers.1.mlp.act_fn.beta"]
+    with pytest.raises(CheckpointError, match=r"act_fn\.beta': is missing in some layers"):
+        converted(folder(tmp_path / "m", name, tensors), tmp_path / "y.gguf")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_experts_of_qwen3_vl_are_read_both_ways(transposed, tmp_path):
+    """Files of transformers 4 have them transposed."""
+    name = "Qwen3VLMoeForConditionalGeneration"
+    source = tensors_of(name)
+    both = source["model.language_model.layers.1.mlp.experts.gate_up_proj"].astype(np.float32)
+    if transposed:
+        source = {key: w.swapaxes(1, 2).copy() if "experts" in key else w for key, w in source.items()}
+    tensors, _ = converted(folder(tmp_path / "m", name, source), tmp_path / "y.gguf")
+    assert_array_equal(tensors["blk.1.ffn_up_exps.weight"], both[:, 48:])
+
+
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
     name = "Glm4MoeForCausalLM"
     extra = {"model.layers.2.eh_proj.weight": np.ones((64, 128), np.float16)}
@@ -120,6 +166,17 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
         ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
         ("HunYuanDenseV1ForCausalLM", {"attention_bias": True}, "attention_bias"),
         ("PhiForCausalLM", {"hidden_act": "silu"}, "hidden_act: 'silu'"),
+        ("DeepseekV2ForCausalLM", {"num_hidden_layers": 25}, "q_lora_rank: 'None' is null in a model of other layers"),
+        ("Dots1ForCausalLM", {"num_key_value_heads": 2}, "num_key_value_heads: '2' is not num_attention_heads"),
+        ("Qwen3NextForCausalLM", {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types"),
+        ("Qwen3_5ForCausalLM", {"linear_value_head_dim": 32}, "linear_value_head_dim: '32' differs"),
+        ("Lfm2MoeForCausalLM", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1, 2]}, r"moe_topk: '\[1, 2\]' differs by layer"),
+        ("Llama4ForCausalLM", {"attention_chunk_size": 64}, "attention_chunk_size: '64' is not 8192"),
+        ("Llama4ForCausalLM", {"use_qk_norm": False}, "use_qk_norm"),
+        ("Llama4ForCausalLM", {"moe_layers": [0, 2]}, "moe_layers"),
+        ("Ministral3ForCausalLM", {"sliding_window": 64}, "sliding_window: '64'"),
+        ("ApertusForCausalLM", {"hidden_act": "silu"}, "hidden_act"),
     ],
 )  # fmt: skip
 def test_values_that_the_file_cannot_express_are_refused(name, change, message, tmp_path: Path):

@@ -55,6 +55,7 @@ class Architecture(NamedTuple):
     layer: the tensors of every layer; those of its feed-forward network are added unless listed: `dense`, or `experts`
     in layers that have a router. by_layer: tensors that some layers have, by the config and the layer's number.
     optional: tensors of layers that may be missing. ends: tensors outside the layers.
+    numbers: end of a tensor's name -> the gguf package's method that writes its number, one of each layer, as a key.
     rotary_pairs: whether rows of queries and keys move into llama.cpp's rotary order.
     norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
     factors: kind of rotary scaling -> the tensors that it adds.
@@ -78,6 +79,7 @@ class Architecture(NamedTuple):
     read_rotary: tuple[str, ...] = ()
 
     roles: Mapping[str, str] = {}
+    numbers: Mapping[str, str] = {}
     dense: Shapes = DENSE
     experts: Shapes = EXPERTS
     ends: Shapes = ENDS
@@ -93,8 +95,13 @@ class Architecture(NamedTuple):
             return shapes
         return {**shapes, **(self.experts if experts else self.dense)}
 
-    def config(self, where: str, values: Mapping[str, Any]) -> Config:
-        """A config with the defaults, under the names that are used here, with the values that follow from others."""
+    def config(self, where: str, document: Mapping[str, Any]) -> Config:
+        """A config with the defaults, under the names that are used here, with the values that follow from others.
+
+        The text part of a model that sees precedes the whole, except that the whole says whether its output is tied.
+        """
+        tied = {key: document[key] for key in ("tie_word_embeddings",) if key in document}
+        values = {**document, **(document.get("text_config") or {}), **tied}
         renamed = {new: values[old] for old, new in self.aliases.items() if values.get(old) is not None}
         config = Config(where, {**self.defaults, **renamed, **values})
         return Config(where, {**config.values, **self.derived(config)})
@@ -107,11 +114,12 @@ def letters(config: Config, tokens: int) -> dict[str, int]:
     ffn = config.need("intermediate_size")
     return {
         "V": tokens, "P": config.integer("max_position_embeddings") or 0, "E": config.need("hidden_size"),
-        "F": ffn, "2F": 2 * ffn, "H": heads, "D": dim, "HD": heads * dim, "GD": groups * dim,
+        "F": ffn, "2F": 2 * ffn, "H": heads, "D": dim, "HD": heads * dim, "2HD": 2 * heads * dim,
+        "GD": groups * dim, "3E": 3 * config.need("hidden_size"), "C": config.integer("conv_L_cache") or 0,
         "QKV": (heads + 2 * groups) * dim, "X": config.integer("num_local_experts", "num_experts") or 0,
         "M": config.integer("moe_intermediate_size") or ffn,
         "S": config.integer("shared_expert_intermediate_size") or 0,
-        **_latent_letters(config, heads),
+        **_latent_letters(config, heads), **_linear_letters(config),
     }  # fmt: skip
 
 
@@ -123,4 +131,16 @@ def _latent_letters(config: Config, heads: int) -> dict[str, int]:
     return {
         "QR": config.integer("q_lora_rank") or 0, "KR": rank, "KR+R": rank + rotated, "N": plain, "U": value,
         "HQ": heads * (plain + rotated), "HU": heads * value,
+    }  # fmt: skip
+
+
+def _linear_letters(config: Config) -> dict[str, int]:
+    """The letters of linear attention: heads (LH) of size LD, all values (LV), with queries and keys (LQKV), kernel."""
+    kernel, key, value, keys, values = (
+        config.integer(f"linear_{name}") or 0
+        for name in ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+    )
+    return {
+        "LH": values, "2LH": 2 * values, "LD": value, "LV": values * value, "LQKV": 2 * keys * key + values * value,
+        "LC": kernel,
     }  # fmt: skip

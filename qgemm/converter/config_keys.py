@@ -76,7 +76,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "max_position_embeddings": POSITIONS,
         "original_max_position_embeddings": TRAINED,
         "num_local_experts": OPTIONAL_COUNT,
-        "num_experts": OPTIONAL_COUNT,
+        "num_experts": one_or_list(OPTIONAL_COUNT),
         "num_experts_per_tok": OPTIONAL_COUNT,
         "experts_per_token": OPTIONAL_COUNT,
         **dict.fromkeys(("n_embd", "n_embed"), SIZE),
@@ -90,6 +90,17 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(
             ("moe_k", "n_group", "topk_group", "first_k_dense_replace", "moe_layer_start_index"), OPTIONAL_COUNT
         ),
+        "intermediate_size_mlp": FFN_SIZE,
+        "interleave_moe_layer_step": COUNT,
+        **dict.fromkeys(("moe_topk", "num_shared_expert"), one_or_list(OPTIONAL_COUNT)),
+        **dict.fromkeys(("linear_conv_kernel_dim", "linear_num_key_heads", "linear_num_value_heads"), COUNT),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), SIZE),
+        **dict.fromkeys(("full_attention_interval", "num_dense_layers", "conv_L_cache"), OPTIONAL_COUNT),
+        **dict.fromkeys(("block_ff_dim", "block_multiple_of"), FFN_SIZE),
+        "block_ffn_dim_multiplier": FACTOR,
+        **dict.fromkeys(("block_auto_adjust_ff_dim", "tie_embedding"), FLAG),
+        "layer_types": list_of(TEXT),
+        "vision_config": section("vision"),
         "moe_layer_interval": COUNT,
         **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), OPTIONAL_COUNT),
         **dict.fromkeys(
@@ -115,6 +126,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "rope_parameters": section("rotary"),
         "rope_scaling": section("rotary"),
     },
+    "vision": {"deepstack_visual_indexes": list_of(OPTIONAL_COUNT)},
     "rotary": {
         "full_attention": section("rotary"),
         "sliding_attention": section("rotary"),
@@ -125,6 +137,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "original_max_position_embeddings": TRAINED,
         "factor": FACTOR,
         "alpha": FACTOR,
+        "llama_4_scaling_beta": number(0, 1e6),
+        "mrope_section": list_of(OPTIONAL_COUNT),
         "mscale": number(0, 1e6),
         "mscale_all_dim": number(0, 1e6),
         "extrapolation_factor": number(0, 1e6),

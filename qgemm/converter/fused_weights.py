@@ -111,6 +111,21 @@ def halves(weight: Weight, first: str, second: str, refusal: Refusal) -> list[We
     ]
 
 
+def transposed_experts(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
+    """Transpose the matrices of joined experts, [X, E, 2 M] and [X, M, E], and split gates and ups."""
+    joined = weight.name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+    return joined_experts(transpose_matrices(weight) if joined else weight, config, refusal)
+
+
+def either_experts(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
+    """Split joined experts that are transposed in older files; a matrix that fits both ways is not, to transformers."""
+    size, hidden = config.need("moe_intermediate_size"), config.need("hidden_size")
+    shapes = {"gate_up_proj": (hidden, 2 * size), "down_proj": (size, hidden)}
+    shape = shapes.get(weight.name.rpartition("experts.")[2])
+    transposed = shape is not None and weight.shape[1:] == shape != shape[::-1]
+    return (transposed_experts if transposed else joined_experts)(weight, config, refusal)
+
+
 def latent_attention(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
     """Split DeepSeek's kv_b_proj [H (P + S), R] into k_b [H, R, P], transposed, and v_b [H, S, R]."""
     if not weight.name.endswith("kv_b_proj.weight"):

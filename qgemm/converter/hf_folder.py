@@ -30,12 +30,13 @@ from .hyperparameters import Config, rope_kind
 from .mixture import LAYER
 from .rules import keep_rule
 from .tokenizer import tokenizer_keys
-from .weight import Source, Weight, weight_from_numbers
+from .weight import Source, Weight, numbers_of, weight_from_numbers
 from .weight_views import add_one, reorder_rows, reshaped, stack_matrices
 
 ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 F32 = FORMATS["f32"]
 LAYER_0 = "blk.0."
+WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are stored minus one
 
 
 def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
@@ -61,7 +62,7 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
         rule += "; the .safetensors files in the folder convert under their own names"
         raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
     check_config(where, values)
-    config = architecture.config(where, {**values, **(values.get("text_config") or {})})
+    config = architecture.config(where, values)
     check_rules(config, architecture.rules, architecture.read_rotary)
     model = _Model(source, config, architecture, tied)
     weights = model.weights()
@@ -69,6 +70,7 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     writer.add_type(GGUFType.MODEL)
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
+    model.write_numbers(writer)
     tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space, architecture.roles)
     notes = left_out_notes(model.left_out)
     return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
@@ -83,6 +85,7 @@ class _Model:
         self.layers = config.need("num_hidden_layers")
         if self.layers > len(source.weights):
             raise config.refusal("num_hidden_layers", self.layers, f"is more than the {len(source.weights)} tensors")
+        self.numbers: dict[str, dict[int, float]] = {}  # method of GGUFWriter -> layer -> number
         self.left_out = [name for name in source.weights if LEFT_OUT.search(name)]
         self.map = get_tensor_name_map(architecture.kind, 1)  # only layer 0: each layer's names cost 1 ms
 
@@ -97,6 +100,8 @@ class _Model:
                 raise self._refusal(weight.name, f"{rule}: {weight.type} {list(weight.shape)}")
             if self._predicts_further(weight.name):
                 self.left_out.append(weight.name)
+                continue
+            if self._is_number(weight):
                 continue
             for part in self.architecture.split(weight, self.config, self._refusal):
                 new = self._name(part.name)
@@ -123,6 +128,25 @@ class _Model:
                 return new if layer is None else f"blk.{layer[1]}.{new.removeprefix(LAYER_0)}"
         raise self._refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
 
+    def _is_number(self, weight: Weight) -> bool:
+        """Whether a tensor is a number that becomes a key; it is read."""
+        layer = LAYER_NUMBER.search(weight.name)
+        for end, method in self.architecture.numbers.items():
+            if weight.name.endswith(end) and layer is not None:
+                if weight.size != 1:
+                    raise self._refusal(weight.name, f"has shape {weight.shape}, not one number")
+                self.numbers.setdefault(method, {})[int(layer[1])] = float(numbers_of(weight)(0, 1)[0])
+                return True
+        return False
+
+    def write_numbers(self, writer: GGUFWriter) -> None:
+        """Write the keys of numbers that the checkpoint has as tensors, one of each layer."""
+        for end, method in self.architecture.numbers.items():
+            numbers = self.numbers.get(method, {})
+            if sorted(numbers) != list(range(self.layers)):
+                raise self._refusal(f"*{end}", "is missing in some layers")
+            getattr(writer, method)([numbers[layer] for layer in range(self.layers)])
+
     def _predicts_further(self, name: str) -> bool:
         """Whether a tensor belongs to a layer beyond the last, which predicts the token after the next one."""
         further = self.config.integer("num_nextn_predict_layers", "num_mtp_layers") or 0
@@ -146,7 +170,7 @@ class _Model:
             if rows % 2 or weight.shape[0] % heads:
                 raise self._refusal(weight.name, f"has {weight.shape[0]} rows, not {heads} heads of pairs")
             weight = reorder_rows(weight, rotary_order(rows))
-        if self.architecture.norms_plus_one and new.endswith("norm.weight"):
+        if self.architecture.norms_plus_one and new.endswith("norm.weight") and not new.endswith(WHOLE_NORMS):
             weight = add_one(weight)
         rule = keep_rule(new, len(weight.shape), MODEL_ARCH_NAMES[self.architecture.kind])
         return replace(weight, name=new, original=None, kept_as=F32 if rule else None)

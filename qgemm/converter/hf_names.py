@@ -18,11 +18,12 @@ WRAPPERS = (
     "language_model.model.",
     "language_model.",
 )  # prefixes of the text model in a multimodal one
-OTHER_SPELLINGS = {  # ends of names that the map has as modules
+MODULES = {  # ends of names that the map has as modules
     "e_score_correction_bias": "e_score_correction.bias", "expert_bias": "expert_bias.bias", "dt_bias": "dt_proj.bias",
 }  # fmt: skip
 LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to a separate file
     r"rotary_emb\.inv_freq$|\b(self_)?(attn|attention)\.(masked_)?bias$|position_ids$"
+    r"|^(model\.)?mtp\."  # layers that predict further tokens
     r"|\b(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\."
     # scales of the activations and of the KV cache of a quantized checkpoint, which change no weight
     r"|\.(([qkv]|kv|input|output|attn_output|prob(_output)?)(_cache)?_(global_)?(scale(_inv)?|scaling_factor|zero_point)"
@@ -40,15 +41,14 @@ def left_out_notes(names: Iterable[str]) -> list[str]:
 def spellings(name: str) -> Iterator[str]:
     """The names under which the gguf package may know a tensor: without the expert's number, without a wrapper."""
     merged = EXPERT.sub("experts.", name)
-    yield merged
-    for old, new in OTHER_SPELLINGS.items():
-        if merged.endswith(old):
-            yield merged.removesuffix(old) + new
-    yield merged.removeprefix("transformer.").removeprefix("model.")
+    names = [merged, merged.removeprefix("transformer.").removeprefix("model.")]
     for wrapper in WRAPPERS:
         if merged.startswith(wrapper):
-            yield "model." + merged.removeprefix(wrapper)
-            yield merged.removeprefix(wrapper)
+            names += ["model." + merged.removeprefix(wrapper), merged.removeprefix(wrapper)]
+    for old, new in MODULES.items():
+        if merged.endswith(old):
+            yield from (spelling.removesuffix(old) + new for spelling in names)
+    yield from names
 
 
 def rotary_order(rows: int) -> NDArray[np.intp]:

@@ -82,14 +82,25 @@ def reshaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
     return _derived([weight], weight.name, shape, weight.step, lambda reads, unit: reads[0])
 
 
+def map_numbers(weight: Weight, function: Callable[[Floats], Floats]) -> Weight:
+    """A function of each number, in float32."""
+    values = numbers_of(weight)
+    return Weight(
+        weight.name, weight.shape, weight.type, weight.nbytes, weight.step,
+        values=lambda start, stop: function(values(start, stop)),
+    )  # fmt: skip
+
+
 def add_one(weight: Weight) -> Weight:
     """The numbers plus one, in float32."""
-    values = numbers_of(weight)
+    return map_numbers(weight, lambda numbers: numbers + np.float32(1))
 
-    def read(start: int, stop: int) -> Floats:
-        return values(start, stop) + np.float32(1)
 
-    return Weight(weight.name, weight.shape, weight.type, weight.nbytes, weight.step, values=read)
+def reorder_columns(weight: Weight, order: NDArray[np.intp]) -> Weight:
+    """W [..., K]: column c is column order[c] of the given weight; the numbers alone, without codes."""
+    k = weight.shape[-1]
+    reordered = map_numbers(weight, lambda numbers: numbers.reshape(-1, k)[:, order].reshape(-1))
+    return replace(reordered, step=lcm(weight.step, k))
 
 
 def _derived(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: int, view: View) -> Weight:

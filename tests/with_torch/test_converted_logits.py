@@ -66,6 +66,8 @@ def test_logits_of_llama_cpp(name, tmp_path):
     """
     kind = getattr(transformers, name)
     model = kind.from_pretrained(folder(tmp_path / "m", name), dtype=torch.float32).eval()
+    if name == "Llama4ForConditionalGeneration":  # transformers 5.24 computes no logits of text without an image
+        model = model.language_model
     with torch.no_grad():
         logits = model(torch.tensor([TOKENS])).logits[0, -1]
     torch.testing.assert_close(logits, torch.tensor(CLASSES[name]["logits"]), rtol=0, atol=2e-3)
