@@ -27,8 +27,8 @@ from .config_keys import check_config
 from .config_rules import check_rules
 from .hf_names import EXPERT, LAYER_NUMBER, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
 from .hyperparameters import Config, rope_kind
+from .keep_rules import keep_rule
 from .mixture import LAYER
-from .rules import keep_rule
 from .tokenizer import tokenizer_keys
 from .weight import Source, Weight, weight_from_numbers
 from .weight_views import add_one, reorder_rows, reshaped, stack_matrices
