@@ -176,6 +176,8 @@ def expected_product(x: np.ndarray, w: qgemm.Tensor, dtype: Any, levels_alone: b
     if not w.format.plain:
         bound = bound + level_loss(x, w, dtype.name)
     loss = weight_loss(w.format, w.blocks, dtype.name, levels_alone)
+    if w.format.needs_table:  # kernels for few rows round the levels alone, to the type of x
+        loss = np.maximum(loss, weight_loss(w.format, w.blocks, dtype.name, levels_alone=True))
     return Expected(exact(x, w), bound, noise_of(x, magnitudes(w.format, w.blocks), loss))
 
 

@@ -67,8 +67,8 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
     }.items():  # fmt: skip
         setattr(arguments, name, values.ctypes.data)
     kernel("moe_sort", None, THREADS=THREADS)(-(-slots // SEGMENT), THREADS, arguments, backwards=backwards)
-    for array in (counts, token_tiles, rows, sorted_x):
-        check_guards(array)
+    for values in (counts, token_tiles, rows, sorted_x):
+        check_guards(values)
     x_rows, sorted_rows = x.reshape(-1, chunks * CHUNK), sorted_x.reshape(slots, -1)
     assigned = np.flatnonzero(rows >= 0)
     np.testing.assert_array_equal(sorted_rows[rows[assigned]], x_rows[assigned // slots_of_x])

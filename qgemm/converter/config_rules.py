@@ -239,7 +239,7 @@ DEEPSEEK: Rules = {
 
 
 def as_many_heads(default: int) -> Rule:
-    """As many heads of keys and values as of queries."""
+    """Keys and values have as many heads as queries."""
     return Rule(
         default,
         lambda value, config: value in (None, config.value("num_attention_heads")),

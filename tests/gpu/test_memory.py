@@ -1,4 +1,4 @@
-"""Loading costs the file: a process that may take 1.1 times its size from a GPU loads a model by every road."""
+"""Loading costs the file: every road loads a model where a process may allocate 1.1 times its size."""
 
 from __future__ import annotations
 
