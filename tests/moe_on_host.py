@@ -13,7 +13,9 @@ from qgemm.codec.format import float_dtype
 from qgemm.cuda import libraries, upload
 from qgemm.cuda.call import replay
 from qgemm.cuda.driver import workspace as workspaces
+from qgemm.cuda.layout import scaled_rows
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import C_TYPES, SCALED_ROWS
 from qgemm.cuda.tensor import DeviceExperts
 
 
@@ -74,3 +76,21 @@ def on_device(w: qgemm.Tensor) -> DeviceExperts:
 
 def device(array, dtype=None):
     return None if array is None else cupy_like.asarray(array.astype(float_dtype(dtype)) if dtype else array)
+
+
+def rows_of_x(pointer, p):
+    """Rows of x of a problem [m, k], float32."""
+    if p.x != SCALED_ROWS:
+        kind = next(name for name, spelled in C_TYPES.items() if spelled == p.x)
+        return array(pointer, (p.m, p.k), kind).astype(np.float32)
+    rows = array(pointer, (p.m, scaled_rows.pitch(p.k)), np.float16)
+    factors = np.ascontiguousarray(rows[:, p.k : p.k + scaled_rows.FACTOR]).view(np.float32)
+    with np.errstate(all="ignore"):  # rows beyond the sorted ones hold anything
+        return rows[:, : p.k].astype(np.float32) * factors
+
+
+def array(pointer, shape, dtype):
+    """The array at an address."""
+    dtype = float_dtype(dtype) if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(int(pointer)), np.uint8).view(dtype).reshape(shape)

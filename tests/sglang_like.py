@@ -5,12 +5,12 @@ test_sglang.py compares their signatures with the installed package if there is 
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from enum import Enum
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import stand_ins
 from torch_layers import torch
 
 
@@ -70,11 +70,7 @@ MODULES: dict[str, dict[str, Any]] = {
 
 def install(monkeypatch: Any) -> None:
     """Make the stand-ins importable."""
-    for name, contents in MODULES.items():
-        module = ModuleType(name)
-        module.__path__ = []  # type: ignore[attr-defined]
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_ins.install(monkeypatch, MODULES)
     HookRegistry._hooks.clear()
 
 

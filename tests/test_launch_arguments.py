@@ -141,6 +141,8 @@ def test_launches_are_captured_into_a_graph_and_entered_at_once(launched, monkey
     own = driver_like.STREAM
 
     def instantiate(executable, *_):
+        # It may allocate, so the thread's capture mode is still relaxed: exchanged once, not yet exchanged back.
+        assert fake.calls.count("cuThreadExchangeStreamCaptureMode") == 1
         executable._obj.value = 55
         return 0
 
@@ -149,7 +151,7 @@ def test_launches_are_captured_into_a_graph_and_entered_at_once(launched, monkey
     fake.cuGraphExecDestroy = lambda executable: destroyed.append(executable.value)
     fake.calls.clear()
     enter = graph.graph_of([(kernel_launch, (7, 100, 200)), (kernel_launch, (7, 300, 400))])
-    steps = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuStreamDestroy_v2", "cuGraphDestroy"]
+    steps = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphDestroy", "cuStreamDestroy_v2"]
     assert [name for name in fake.calls if name in steps] == steps
     assert entered == [(own, [200, 5, 100]), (own, [400, 5, 300])]
     entered.clear()

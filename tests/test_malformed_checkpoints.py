@@ -154,7 +154,6 @@ def test_refused_when_opened(name, tmp_path):
 UNHELD = {
     # read as floats by the converter, but no blocks hold it exactly
     "gptq: groups of 8":         (gptq, {"group": 8}, "groups of 8 weights are no multiple of 32"),
-    "gptq: scales of float32":   (gptq, {"scales": F32}, "scales are float32"),
     "gptq: uneven groups":       (gptq, {"change": {"g_idx": np.arange(64, dtype=I32) // 48}},
                                   "g_idx gives group 0 another size than group_size"),
     "gptq: a last group of 8":   (gptq, {"group": 128, "k": 136}, "the last of 8, are no multiple of 32"),

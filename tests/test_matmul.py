@@ -40,7 +40,7 @@ def test_products_do_not_depend_on_how_work_is_cut(constant, m, monkeypatch):
         cpu, constant, {"X_CHUNK": 96 * 7, "SUMS": 70 * 3 * 2, "BLAS_ALONE": 70 * 2}.get(constant, 96 * 9)
     )
     expected_sums(x, w).check(qgemm.matmul(x, w))
-    assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w)
+    assert_a8_formula(qgemm.matmul(x, w, "a8"), x, w, worst_case=m > 16)  # many rows are multiplied as floats
 
 
 @over_formats(EVERY)

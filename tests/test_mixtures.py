@@ -14,8 +14,8 @@ from files import imatrix
 from gguf import GGUFReader
 
 import qgemm
+from qgemm.converter.keep_rules import keep_rule
 from qgemm.converter.mixture import FILE_TYPES, Model, choose_types
-from qgemm.converter.rules import keep_rule
 from qgemm.files.gguf.writer import drafting
 from qgemm.formats import GGML_TYPES
 

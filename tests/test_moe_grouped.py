@@ -13,7 +13,7 @@ from gates import function, gated_up
 from harness import check_guards, device_array
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from moe_on_host import Launch, device, graph_of, graphs, install, on_device
+from moe_on_host import Launch, array, device, graph_of, graphs, install, on_device, rows_of_x
 from strategies import over_formats, seeds
 
 import qgemm
@@ -24,8 +24,7 @@ from qgemm.cuda.jit.twins import Divisor, ExpertSort, StreamK, TokenTile
 from qgemm.cuda.kernels import activations, moe_sort, prefill_sm90, transforms
 from qgemm.cuda.kernels.expert_tiles import DECODE_TILE, max_token_tiles
 from qgemm.cuda.kernels.sm90_token_tiles import GROUPED_TOKENS
-from qgemm.cuda.layout import scaled_rows
-from qgemm.cuda.problem import C_TYPES, SCALED_ROWS, Gpu
+from qgemm.cuda.problem import Gpu
 from qgemm.routing import GATE_OF
 
 pytestmark = [pytest.mark.compiles, harness.needs_compiler]
@@ -63,13 +62,13 @@ def sorted_on_host(ids, experts, tokens, backwards=False):
         chunks_of_row=Divisor.by(chunks),
         slots_of_row=Divisor.by(slots_of_x),
     )
-    for name, array in {
+    for name, values in {
         "ids": device_ids, "counts": counts, "token_tiles": token_tiles, "rows": rows, "x": x, "sorted": sorted_x,
     }.items():  # fmt: skip
-        setattr(arguments, name, array.ctypes.data)
+        setattr(arguments, name, values.ctypes.data)
     kernel("moe_sort", None, THREADS=THREADS)(-(-slots // SEGMENT), THREADS, arguments, backwards=backwards)
-    for array in (counts, token_tiles, rows, sorted_x):
-        check_guards(array)
+    for values in (counts, token_tiles, rows, sorted_x):
+        check_guards(values)
     x_rows, sorted_rows = x.reshape(-1, chunks * CHUNK), sorted_x.reshape(slots, -1)
     assigned = np.flatnonzero(rows >= 0)
     np.testing.assert_array_equal(sorted_rows[rows[assigned]], x_rows[assigned // slots_of_x])
@@ -195,24 +194,6 @@ class Product:
             address = pointers[4 + number] + expert * p.routed.stride.rows * np.dtype(bias).itemsize
             y = y + array(address, p.n, bias).astype(np.float32)
         return y
-
-
-def rows_of_x(pointer, p):
-    """Rows of x of a problem [m, k], float32."""
-    if p.x != SCALED_ROWS:
-        kind = next(name for name, spelled in C_TYPES.items() if spelled == p.x)
-        return array(pointer, (p.m, p.k), kind).astype(np.float32)
-    rows = array(pointer, (p.m, scaled_rows.pitch(p.k)), np.float16)
-    factors = np.ascontiguousarray(rows[:, p.k : p.k + scaled_rows.FACTOR]).view(np.float32)
-    with np.errstate(all="ignore"):  # rows beyond the sorted ones hold anything
-        return rows[:, : p.k].astype(np.float32) * factors
-
-
-def array(pointer, shape, dtype):
-    """The array at an address."""
-    dtype = float_dtype(dtype) if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return np.frombuffer((ctypes.c_char * size).from_address(int(pointer)), np.uint8).view(dtype).reshape(shape)
 
 
 @pytest.fixture

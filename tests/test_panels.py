@@ -16,7 +16,7 @@ from moe_on_host import Launch as LaunchOfStruct
 import qgemm
 from qgemm.codec.format import float_dtype
 from qgemm.cuda import libraries
-from qgemm.cuda.kernels import dot_floats, panels, routes, transforms
+from qgemm.cuda.kernels import add_epilogue, dot_floats, panels, routes, transforms
 from qgemm.cuda.problem import C_TYPES, ITEMSIZE, Output, Problem
 from qgemm.gating import gated_by
 
@@ -28,8 +28,8 @@ FORMATS = [qgemm.FORMATS[name] for name in ("f16", "bf16", "f32")]
 class Launch:
     """Stands for Launch: a call runs the grid at once."""
 
-    def __init__(self, kernel, grid, block, shared, arguments, pointers, count, programmatic):
-        assert (shared, count, programmatic) == (0, len(pointers), False)
+    def __init__(self, kernel, grid, block, shared, arguments, pointers, count, programmatic=True):
+        assert (shared, count) == (0, len(pointers))
         self.kernel, self.grid, self.block, self.scalars = kernel, grid, block, arguments[count:]
         assert all(type(scalar) is type(argument_of(scalar.value)) for scalar in self.scalars[:2])
 
@@ -59,7 +59,7 @@ def cublas(monkeypatch):
     library, kernel = Cublas(), cache(harness.Kernel)
     for module in (transforms, dot_floats):
         monkeypatch.setattr(module, "load", lambda name, fmt=None, **template: kernel(name, fmt, **template))
-    monkeypatch.setattr(panels, "Launch", Launch)
+    monkeypatch.setattr(add_epilogue, "Launch", Launch)
     monkeypatch.setattr(panels, "cublas", lambda device: library)
     monkeypatch.setattr(panels, "relaxed_capture", nullcontext)
     arrays = SimpleNamespace(

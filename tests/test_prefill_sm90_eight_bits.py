@@ -80,7 +80,8 @@ def test_one_launch_where_one_product_reads_x(kind, products, prepared, monkeypa
     served = plan.Served(Problem(qgemm.FORMATS["q4_0"], kind, 256, 4096, 4096, 90, "half"), PREFILL)
     source = plan.Source(256, 4096, "float16", kind if prepared else "")
     call = Call(None, library, 0, 7, [0, 160], [0, 0], [1, 16], True)
-    product = plan.Product(SimpleNamespace(pointer=4), 4096)
+    w = SimpleNamespace(pointer=4, format=qgemm.FORMATS["q4_0"], shape=(4096, 4096))
+    product = plan.Product(w, 4096)
     plan.launch_products(call, [served] * products, [product] * products, source, Pointer(1))
     if products == 1:
         assert entered == [(prefill.NAME, EIGHT_BITS if prepared else "half", 160)]

@@ -52,6 +52,9 @@ class Tensor:
     def detach(self) -> Tensor:
         return Tensor(self.array)
 
+    def clone(self) -> Tensor:
+        return Tensor(self.array.copy(), self.requires_grad)
+
     def to(self, kind: dtype) -> Tensor:
         return Tensor(self.array.astype(KINDS[kind.name]))
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
+import stand_ins
 from torch_layers import torch
 
 
@@ -197,14 +198,7 @@ MODULES: dict[str, dict[str, Any]] = {
 
 def install(monkeypatch: Any) -> None:
     """Make the stand-ins importable, and forget qgemm.vllm as it was imported over others."""
-    for name, contents in MODULES.items():
-        module = ModuleType(name)
-        module.__path__ = []  # type: ignore[attr-defined]
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
-        parent, _, child = name.rpartition(".")
-        if parent:
-            monkeypatch.setattr(sys.modules[parent], child, module, raising=False)
+    stand_ins.install(monkeypatch, MODULES)
     for name in [name for name in sys.modules if name.split(".")[:2] == ["qgemm", "vllm"]]:
         monkeypatch.delitem(sys.modules, name)
     REGISTERED.clear()

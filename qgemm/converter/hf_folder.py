@@ -27,13 +27,15 @@ from .config_keys import check_config
 from .config_rules import check_rules
 from .hf_names import EXPERT, LAYER_NUMBER, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
 from .hyperparameters import Config, rope_kind
+from .keep_rules import keep_rule
 from .mixture import LAYER
-from .rules import keep_rule
 from .tokenizer import tokenizer_keys
 from .weight import Source, Weight, numbers_of, weight_from_numbers
 from .weight_views import add_one, reorder_rows, reshaped, stack_matrices
 
 ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+ONE_ROW = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")  # matrices of one row that llama.cpp stores as vectors
+ONE_CHANNEL = ("ssm_conv1d.weight", "shortconv.conv.weight")  # [N, 1, K] that llama.cpp stores as [N, K]
 F32 = FORMATS["f32"]
 LAYER_0 = "blk.0."
 WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are stored minus one
@@ -161,8 +163,10 @@ class _Model:
             if sorted(experts) != list(range(len(weights))) or len({part.shape for part in weights}) > 1:
                 raise self._refusal(weight.name, f"of {max(experts) + 1} experts {len(experts)} are alike")
             weight = stack_matrices(new, weights)
-        if 1 in weight.shape and len(weight.shape) > 1:
-            weight = reshaped(weight, tuple(size for size in weight.shape if size > 1) or (1,))
+        if new.endswith(ONE_ROW) and len(weight.shape) == 2 and weight.shape[0] == 1:
+            weight = reshaped(weight, weight.shape[1:])
+        if new.endswith(ONE_CHANNEL) and len(weight.shape) == 3 and weight.shape[1] == 1:
+            weight = reshaped(weight, weight.shape[::2])
         kind = new.split(".")[2] if LAYER.match(new) else ""
         if self.architecture.rotary_pairs and kind in ROTATED:
             heads = self.config.integer(ROTATED[kind]) or self.config.need("num_attention_heads")

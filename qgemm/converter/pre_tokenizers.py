@@ -6,15 +6,14 @@ tokenizers package), else by the steps of the tokenizer.json.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 from qgemm.errors import CheckpointError
+from qgemm.files.documents import json_object
 from qgemm.files.paths import shown
 
 _ENGLISH, _REST = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,7 +64,7 @@ def name_by_tokens(path: str, ends: Sequence[int | None]) -> str | None:
 
     ends: the first and the last token of a text, which some tokenizers of transformers add by their configuration.
     """
-    with suppress(Exception):  # a tokenizer that the package does not read is named by its steps, or refused
+    try:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(path)
@@ -77,12 +76,15 @@ def name_by_tokens(path: str, ends: Sequence[int | None]) -> str | None:
         hashes = (sha256(str(tokens).encode()).hexdigest() for tokens in candidates)
         names: Mapping[str, str] = document["names"]
         return next((names[digest] for digest in hashes if digest in names), None)
-    return None
+    except BaseException as error:  # a tokenizer that the package does not read is named by its steps, or refused
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # Rust's, a BaseException
+            raise
+        return None
 
 
 @cache
 def _document() -> Any:
-    return json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return json_object(os.path.splitext(__file__)[0] + ".json")
 
 
 def name_by_steps(where: str, document: Mapping[str, Any], ignore_merges: bool) -> str:

@@ -13,8 +13,6 @@ from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gguf.constants import MODEL_ARCH_NAMES, Keys
-
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import searched
@@ -24,12 +22,10 @@ from qgemm.files.paths import shown, shown_path
 from qgemm.formats import FORMATS, written
 from qgemm.text import names_in_short
 
-from . import diffusion
 from .checkpoints.write import LAYOUTS, Layout
+from .keep_rules import KeepRules, rules_for
 from .mixture import (
     EMBEDDINGS,
-    GLM5,
-    LAYER,
     Model,
     choose_types,
     fitting,
@@ -40,52 +36,11 @@ from .weight import Source, Weight, codes_fit
 
 F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
 
-KEEP_RULES = (
-    # rule                pattern of tensor names in a .gguf file (llama.cpp 0c1e57098, src/llama-quant.cpp)
-    ("norm",              r"_norm\.weight"),
-    ("router",            r"ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight"),
-    ("positions",         r"^position_embd\.weight$|\.position_embd|sam\.pos_embd|\.rel_pos|attn_rel_b\.weight"),
-    ("token types",       r"^token_types\.weight$"),
-    ("small projection",  r"altup|laurel|per_layer_model_proj"),
-    ("state space",       r"ssm_conv1d|shortconv\.conv\.weight"),
-    ("indexer",           r"indexer\.[kq]_proj\.weight"),
-    ("time mix",          r"time_mix_(first|w0|w1|w2|v0|v1|v2|a0|a1|a2|g1|g2|decay_w1|decay_w2|lerp_fused)\.weight"),
-    ("image encoder",     r"sam\.neck\.|sam\.net_|\.patch_embd|\.patch_merger"),
-    ("audio codebook",    r"a\.rvq\.codebook|mm\.a\.code_embd"),
-)  # fmt: skip
-GLM5_KEEP_RULES = (
-    ("indexer",           r"indexer\.(attn_q_b|attn_k|proj)|indexer_compressor_(gate|ape)"),
-    ("state space",       r"ssm_(f_a|f_b|g_a|g_b|beta)"),
-    ("small projection",  r"hc_|attn_kv_a_mqa|attn_k_b|attn_v_b"),
-)  # fmt: skip
-OTHER_KEEP_RULES = (
-    # rule                pattern of tensor names in other checkpoints, mainly Hugging Face's
-    ("norm",              r"norm\.|_norm$|layernorm|ln_[f\d]+\."),
-    ("bias",              r"bias$"),
-    ("positions",         r"position_embeddings|wpe\.weight"),
-    ("token types",       r"token_type_embeddings"),
-    ("router",            r"mlp\.gate\.weight|block_sparse_moe\.gate\.weight|\.router\."),
-    ("state space",       r"ssm_a$|ssm_d$|conv1d\.weight"),
-)  # fmt: skip
 OUTPUT = re.compile(r"^output\.weight$|(^|\.)lm_head\.weight$")
 TOKEN_EMBEDDING = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
 LAYER_EMBEDDING = re.compile(r"^per_layer_token_embd\.weight$")
 
-ARCHITECTURES = frozenset(MODEL_ARCH_NAMES.values())  # models of these use llama.cpp's names
-
 Override = tuple[re.Pattern[str], Format]
-
-
-class KeepRules(NamedTuple):
-    """The rules that keep tensors of a source, for the names that its kind of file uses.
-
-    gguf_names: whether these are llama.cpp's; dimensions are then counted as ggml counts them. matrices: whether only
-    tensors of two dimensions are quantized, as in diffusion models.
-    """
-
-    gguf_names: bool
-    patterns: Sequence[tuple[str, re.Pattern[str]]]
-    matrices: bool = False
 
 
 class Ends(NamedTuple):
@@ -154,7 +109,7 @@ def plan(source: Source, options: Options) -> list[Step]:
     """A step for each tensor; QgemmError for conversions that are impossible or need an option."""
     _check_patterns(source, options)
     options = options._replace(overrides=[*_with_ends(source, options)])
-    rules = _rules(source)
+    rules = rules_for(source)
     head = _logits_matrix(source) if not (options.pure or options.type.plain or options.layout) else None
     types = {} if options.pure or not options.mixture else _mixture_types(source, options, rules)
     steps = []
@@ -172,7 +127,7 @@ def plan(source: Source, options: Options) -> list[Step]:
 def free_weights(source: Source, options: Options) -> list[Weight]:
     """The tensors whose type no rule and no other option decides."""
     options = options._replace(overrides=[*_with_ends(source, options)])
-    rules = _rules(source)
+    rules = rules_for(source)
     return [weight for weight in source.weights.values() if _fixed_step(weight, options, rules) is None]
 
 
@@ -198,25 +153,6 @@ def _in_layout(layout: Layout, step: Step) -> Step:
         return step
     reason = layout.refusal(step.format, step.weight.shape) if layout.holds(step.format) else step.rule
     return step._replace(format=F16, rule=f"{reason}: F16") if reason else step
-
-
-def keep_rule(name: str, ndim: int, architecture: str) -> str:
-    """The rule by which a tensor of a .gguf file keeps its type, "" if it is quantized."""
-    rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if architecture == GLM5 else ()), ("not a weight", r"(?<!weight)$")]
-    return "1-D" if ndim < 2 else next((rule for rule, pattern in rows if re.search(pattern, name)), "")
-
-
-def _rules(source: Source) -> KeepRules:
-    """The keep rules for the names of a source."""
-    architecture = str(source.metadata.get(Keys.General.ARCHITECTURE, ""))
-    if architecture in diffusion.MODELS:
-        patterns = diffusion.keep_patterns(diffusion.MODELS[architecture])
-        return KeepRules(False, [*patterns, ("not a weight", re.compile(r"(?<!weight)$"))], matrices=True)
-    gguf_names = architecture in ARCHITECTURES or any(map(LAYER.match, source.weights))
-    rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if architecture == GLM5 else ()), *(() if gguf_names else OTHER_KEEP_RULES)]
-    if any(name.endswith("weight") for name in source.weights):
-        rows.append(("not a weight", r"(?<!weight)$"))
-    return KeepRules(gguf_names, [(rule, re.compile(pattern)) for rule, pattern in rows])
 
 
 def _check_patterns(source: Source, options: Options) -> None:

@@ -26,7 +26,7 @@ from .size_choice import Alternative
 from .weight import Weight
 
 SHARE, LEAST_ROWS = 32, 32  # one row of SHARE is measured, but at least LEAST_ROWS
-GROUPS = 8  # places in a tensor from which rows are taken
+GROUPS = 4  # places in a tensor from which rows are taken
 
 
 class _Error(NamedTuple):

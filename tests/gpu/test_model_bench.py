@@ -16,7 +16,7 @@ TINY = Sizes("llama", 256, 512, 8, 4, 2, 64, 512, 1e4)
 def test_rows_of_a_tiny_model(run, monkeypatch):
     pytest.importorskip(model_bench.ADAPTER, exc_type=ImportError)  # whose message names the version that it needs
     monkeypatch.setattr(bench_model, "MODELS", {"tiny": TINY})
-    words = "--model tiny --layers 2 --prompts 16 --batches 1,2 --variants a16,a8_g256,eager,graph --json"
+    words = "--model tiny --layers 2 --prompts 16 --batches 1,2 --variants a16,a8_g256,eager,graph --minutes 9 --json"
     status, out, _ = run("bench", "--gpu", *words.split())
     rows = json.loads(out)["rows"]
     assert status == 0

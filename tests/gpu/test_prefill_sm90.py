@@ -37,7 +37,7 @@ def launched(fmt, shape, m, config):
     )
 
 
-LOSS = 2.0**-11  # of one rounding to half
+LOSS = 2.0**-11  # relative error of one rounding to half
 
 
 def expected_product(x, w):

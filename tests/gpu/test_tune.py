@@ -15,7 +15,7 @@ from qgemm.cuda.kernels import prefill_sm80, routes, sm90_cost
 from qgemm.cuda.problem import Output, gpu
 from qgemm.once import Once
 
-WITHIN = 1.03  # of the fastest config
+WITHIN = 1.03  # limit relative to the time of the fastest config
 ATTEMPTS, REPEATS = 3, 15  # other processes may use the GPU
 
 
@@ -31,7 +31,7 @@ def stored(monkeypatch):
 
 @pytest.fixture
 def wrong(monkeypatch):
-    """Cost models that predict the inverse of what they are fitted to."""
+    """Cost models that predict the inverse of the measured times."""
     for module in (sm90_cost, prefill_sm80):
         predicted = module.predicted
         monkeypatch.setattr(module, "predicted", lambda *args, predicted=predicted: 1e3 / predicted(*args) or np.inf)

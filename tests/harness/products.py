@@ -47,8 +47,10 @@ def run_prefill(fmt, name, source, x, w, m, split_k):
     partials = device_array(count * split_k * of_tile, np.float32)
     run = kernel(name, fmt, **prefill_sm80.template(fmt, config, source, "float", SM))
     factors = (2.0 ** tiles.level_exponent(fmt), 1.0) if name == prefill_sm80.A16 else ()
+    pitch = (k,) * bool(factors)  # pitch of x
     packed = to_device(tiles.pack(fmt, w.blocks))
-    run(count * split_k, config.threads, packed, to_device(x), y, partials, counters, n, k, m, split_k, *factors)
+    sizes = n, k, m, *pitch, split_k
+    run(count * split_k, config.threads, packed, to_device(x), y, partials, counters, *sizes, *factors)
     assert not counters.any()
     return y
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import vllm_like
 from engine_layers import FACTORS, IDS, NUMBERS, E, F, K, assert_near, linear, load, product, raw, routed
+from stand_ins import check_signatures
 from torch_layers import normal, torch, weights
 from vllm_like import RANKS
 
@@ -30,20 +30,7 @@ def methods(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # the packages import deprecated names
 @pytest.mark.parametrize("name", [name for name, contents in vllm_like.MODULES.items() if contents])
 def test_stand_ins_have_the_signatures_of_the_installed_packages(name):
-    try:
-        real = importlib.import_module(name)
-    except ImportError as error:
-        pytest.skip(f"{name} is not installed: {error}")
-    for attribute, stand_in in vllm_like.MODULES[name].items():
-        genuine = getattr(real, attribute)
-        pairs = [(genuine, stand_in)] if inspect.isfunction(stand_in) else [
-            (getattr(genuine, method), function)
-            for method, function in vars(stand_in).items()
-            if inspect.isfunction(function) and method != "__init__"
-        ]  # fmt: skip
-        for function, expected in pairs:
-            names = [p for p in inspect.signature(expected).parameters if p not in ("args", "kwargs")]
-            assert set(names) - set(inspect.signature(function).parameters) <= {"self", "cls"}, (attribute, function)
+    check_signatures(name, vllm_like.MODULES)
 
 
 # ---------------------------------------------------------------- linear layers

@@ -33,9 +33,9 @@ def graph_of(launches: Sequence[tuple[Any, tuple[int, ...]]]) -> Callable[[], in
         finally:
             status = driver().cuStreamEndCapture(ctypes.c_void_p(own), ctypes.byref(graph))
         check(status, "a capture cannot be ended")
-    status = driver().cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(0))
-    driver().cuGraphDestroy(graph)  # the executable graph has its own copy
-    check(status, "a graph cannot be instantiated")
+        status = driver().cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(0))
+        driver().cuGraphDestroy(graph)  # the executable graph has its own copy
+        check(status, "a graph cannot be instantiated")
     stream, captured = launches[0][1][0], ctypes.c_int()
     is_captured = partial(driver().cuStreamIsCapturing, ctypes.c_void_p.from_param(stream), ctypes.byref(captured))
     handles = map(ctypes.c_void_p.from_param, (executable.value, stream))
