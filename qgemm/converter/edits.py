@@ -31,9 +31,23 @@ def _boolean(text: str) -> np.bool_:
     return np.bool_(text == "true")
 
 
+def _whole(text: str) -> np.uint32:
+    number = int(text)
+    if not 0 <= number < 2**32:  # NumPy 1 wraps them
+        raise ValueError
+    return np.uint32(number)
+
+
+def _number(text: str) -> np.float32:
+    number = float(text)
+    if not abs(number) <= float(np.finfo(np.float32).max):
+        raise ValueError
+    return np.float32(number)
+
+
 TYPES: dict[str, Callable[[str], Any]] = {  # the types of GGUF that llama-quantize stores
-    "int": lambda text: np.uint32(int(text)),
-    "float": lambda text: np.float32(float(text)),
+    "int": _whole,
+    "float": _number,
     "bool": _boolean,
     "str": str,
 }

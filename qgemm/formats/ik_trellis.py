@@ -52,12 +52,14 @@ def _of_halves(nibbles: NDArray[Any]) -> NDArray[Any]:
 
 def iq2_kt(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     """ql: an index of each eight weights."""
-    return trellis(blocks["ql"] + OFFSET, 8).reshape(-1, 256), iq4_nl.VALUES[_of_halves(blocks["scales"])]
+    return trellis(blocks["ql"].astype(np.uint32) + OFFSET, 8).reshape(-1, 256), iq4_nl.VALUES[
+        _of_halves(blocks["scales"])
+    ]
 
 
 def iq3_kt(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     """ql: an index of each eight magnitudes; bit g of byte j of qh: the sign of weight j of group g."""
-    size = np.abs(trellis(blocks["ql"] + OFFSET, 8)).reshape(-1, 256)
+    size = np.abs(trellis(blocks["ql"].astype(np.uint32) + OFFSET, 8)).reshape(-1, 256)
     negative = unpack_planes(blocks["qh"], 1)
     return np.where(negative > 0, -size, size), _of_halves(blocks["scales"])
 
