@@ -105,6 +105,8 @@ class _Model:
                 continue
             if self._is_number(weight):
                 continue
+            if not weight.shape:
+                raise self._refusal(weight.name, "has no axes")
             for part in self.architecture.split(weight, self.config, self._refusal):
                 new = self._name(part.name)
                 number = EXPERT.search(part.name)
