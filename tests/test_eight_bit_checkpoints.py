@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import foreign
 import ml_dtypes
 import numpy as np
 import pytest
@@ -128,6 +129,52 @@ def test_scales_that_are_not_read(name, tmp_path):
         open_source(folder)
 
 
+FEW_BITS = {"plain": True, "change": {"weight": np.full((16, 64), 8, np.int8)}}
+UNFIT = {
+    # who writes it, how, the error
+    "five bits in four": (foreign.compressed, FEW_BITS, "weight has 8 to 8 in 4 bits"),
+    "integers in blocks without a size": (
+        foreign.compressed, {"weights": {"strategy": "block", "group_size": None}},
+        "block_structure: 'None' does not fit the strategy block",
+    ),
+    "floats of one form as another": (
+        foreign.compressed, {"form": "mxfp8-quantized"}, "num_bits / type: .*'4 bits, int' is not read in the format",
+    ),
+    "scales of other blocks": (
+        foreign.compressed, {"rows": 8, "change": {"weight_scale": np.ones((3, 2), np.float16)}},
+        r"weight_scale is F16 \[3, 2\], not \[2, 2\] floats",
+    ),
+    "bytes as floats": (
+        foreign.mxfp8, {"change": {"weight_scale": np.ones((8, 3), np.float32)}}, "its scale is F32, .*U8 is",
+    ),
+    "exponents without a word of them": (
+        foreign.mxfp8, {"settings": {"quant_method": "fp8", "weight_block_size": [1, 32]}, "name": "weight_scale_inv"},
+        "its scale is U8, which is not read",
+    ),
+    "mxfp8 in groups of 16": (
+        foreign.mxfp8, {"settings": {"quant_method": "mxfp8", "weight_block_size": [1, 16]}},
+        r"weight_block_size: blocks of \(1, 16\) are not those of mxfp8",
+    ),
+    "an exponent of 255": (
+        foreign.mxfp8, {"change": {"weight_scale": np.full((8, 3), 255, np.uint8)}}, "a scale is 255, which is no",
+    ),
+    "mxfp6 of half the scales": (
+        foreign.mxfp6, {"change": {"weight_scale": np.ones((8, 1), np.uint8)}}, r"\[8, 1\] scales are not those of",
+    ),
+    "mxfp6, an exponent of 255": (
+        foreign.mxfp6, {"change": {"weight_scale": np.full((8, 2), 255, np.uint8)}}, "a scale is 255, which is no",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_parts_that_contradict_the_config(name, tmp_path):
+    write, options, message = UNFIT[name]
+    write(tmp_path / "m", **options)
+    with pytest.raises(CheckpointError, match=message), qgemm.load(tmp_path / "m") as model:
+        model[f"{foreign.MODULE}.weight"]
+
+
 # ---------------------------------------------------------------- checkpoints that are not decoded
 
 WORDS, BYTES = np.zeros((4, 8), np.int32), np.zeros((4, 2, 16), np.uint8)
@@ -157,7 +204,7 @@ OTHERS = {
     "HQQ": ({"w.W_q": BYTES[0]}, {"quant_method": "hqq", "rotation": 3}, "'rotation': '3': this field is not read"),
     "int8": (
         {"w.weight": np.zeros((4, 64), np.int8), "w.weight_scale": np.ones((4, 1), np.float32)},
-        {**CT, "format": "int-quantized"}, "int-quantized",
+        {**CT, "format": "int-quantized"}, r"'w': weight_scale is F32 \[4, 1\], not \[1, 1\] floats",
     ),
     "of no name": ({"w.weight": normal(4, 64)}, {"bits": 2, "quant_method": "new"}, "quantized by 'new'"),
 }  # fmt: skip

@@ -55,6 +55,7 @@ def assert_same(folder: Path, want) -> None:
 
 FLOAT = {"num_bits": 4, "type": "float"}
 ZEROS = {"symmetric": False}
+MX = {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
 SCHEMES = {
     "int4, 128": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 128}, torch.bfloat16),
     "int4, 32, zeros": ("pack-quantized", {"num_bits": 4, "group_size": 32, "symmetric": False}, torch.float16),
@@ -65,6 +66,12 @@ SCHEMES = {
     "int4, a tensor, zeros": ("pack-quantized", {"num_bits": 4, "strategy": "tensor", **ZEROS}, torch.float16),
     "int8, a tensor, zeros": ("int-quantized", {"num_bits": 8, "strategy": "tensor", **ZEROS}, torch.bfloat16),
     "int8, not packed": ("int-quantized", {"num_bits": 8, "strategy": "channel"}, torch.bfloat16),
+    "W4A8": ("int-quantized", {"num_bits": 4, "group_size": 64}, torch.bfloat16),
+    "W4AFP8, zeros": ("naive-quantized", {"num_bits": 4, "group_size": 64, **ZEROS}, torch.float16),
+    "int4, blocks": ("int-quantized", {"num_bits": 4, "strategy": "block", "block_structure": [16, 64]}, torch.float16),
+    "fp8, groups": ("float-quantized", {"num_bits": 8, "type": "float", "group_size": 64}, torch.float32),
+    "mxfp6": ("mxfp6-pack-quantized", {"num_bits": 6, "type": "float", "group_size": 32, **MX}, torch.bfloat16),
+    "mxfp8": ("mxfp8-quantized", {"num_bits": 8, "type": "float", "group_size": 32, **MX}, torch.bfloat16),
     "nvfp4": ("nvfp4-pack-quantized", {**FLOAT, "strategy": "tensor_group", "group_size": 16}, torch.bfloat16),
     "mxfp4": ("mxfp4-pack-quantized", {**FLOAT, "group_size": 32}, torch.bfloat16),
 }  # fmt: skip
@@ -82,6 +89,9 @@ def test_compressed_tensors(name, tmp_path):
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
     x = torch.randn(32, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
     groups = x.reshape(1, -1) if args.strategy == "tensor" else x.unflatten(1, (-1, args.group_size or 256))
+    if args.block_structure:
+        rows, columns = args.block_structure
+        groups = x.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).transpose(1, 2).flatten(2)
     state = {"weight": x}
     whole = None
     if form.startswith("nvfp4"):
