@@ -282,3 +282,13 @@ def bitsandbytes(
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind}
     write(folder, parts, {**config, **(settings or {})}, change, prefix=f"{MODULE}.weight")
     return (book[codes] * np.repeat(absmax, block)[: n * k]).astype(np.float32).reshape(n, k)
+
+
+def bitsandbytes_int8(folder: Path, *, n: int = 8, k: int = 96, scales: Any = np.float32, seed: int = 0,
+                      settings: dict | None = None, change: dict | None = None) -> np.ndarray:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    codes, absmax = rng.integers(-127, 128, (n, k)).astype(np.int8), rng.random(n).astype(scales).astype(np.float32)
+    parts = {"weight": codes, "SCB": absmax, "weight_format": np.array(0, np.uint8)}
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True, "llm_int8_threshold": 6.0}
+    write(folder, parts, {**config, **(settings or {})}, change)
+    return codes * absmax[:, None] * np.float32(7.874015718698502e-3)

@@ -158,6 +158,19 @@ UNFIT = {
     "an exponent of 255": (
         foreign.mxfp8, {"change": {"weight_scale": np.full((8, 3), 255, np.uint8)}}, "a scale is 255, which is no",
     ),
+    "int8 without scales": (foreign.bitsandbytes_int8, {"change": {"SCB": None}}, "'layer.q_proj': there is no SCB"),
+    "int8 with too few scales": (
+        foreign.bitsandbytes_int8, {"change": {"SCB": np.ones(7, np.float32)}}, r"SCB is F32 \[7\], not F32 \[8\]",
+    ),
+    "int8 in another layout": (
+        foreign.bitsandbytes_int8, {"change": {"weight_format": np.array(1, np.uint8)}}, "weight_format: only rows",
+    ),
+    "floats with scales of int8": (
+        foreign.bitsandbytes_int8, {"change": {"weight": np.ones((8, 96), np.float16)}}, "not a matrix of I8",
+    ),
+    "int8 by a config of four bits": (
+        foreign.bitsandbytes_int8, {"settings": {"load_in_4bit": True, "load_in_8bit": False}}, "'layer.q_proj.SCB'",
+    ),
     "mxfp6 of half the scales": (
         foreign.mxfp6, {"change": {"weight_scale": np.ones((8, 1), np.uint8)}}, r"\[8, 1\] scales are not those of",
     ),
@@ -173,6 +186,26 @@ def test_parts_that_contradict_the_config(name, tmp_path):
     write(tmp_path / "m", **options)
     with pytest.raises(CheckpointError, match=message), qgemm.load(tmp_path / "m") as model:
         model[f"{foreign.MODULE}.weight"]
+
+
+@pytest.mark.parametrize(("n", "k", "fmt"), [(8, 96, "i8_g32"), (3, 48, "i8_g16")])
+@pytest.mark.parametrize("scales", [np.float32, np.float16])
+def test_bitsandbytes_int8(n, k, fmt, scales, tmp_path):
+    """The converter's values are the library's; scales of a loaded tensor are rounded once before they multiply."""
+    want = foreign.bitsandbytes_int8(tmp_path / "m", n=n, k=k, scales=scales)
+    name = f"{foreign.MODULE}.weight"
+    assert converted(tmp_path / "m", tmp_path / "x.gguf", "f32")[name].how == "exact"
+    with qgemm.open(tmp_path / "x.gguf") as file:
+        assert_array_equal(file[name].dequantize(), want)
+    with qgemm.load(tmp_path / "m") as model:
+        w = model[name]
+        assert list(model) == [name, "layer.norm.weight"]
+    assert w.format.name == fmt
+    assert (np.abs(w.dequantize() - want) <= 2**-23 * np.abs(want)).all()
+    if k % 32 == 0:
+        line = converted(tmp_path / "m", tmp_path / "y.gguf", "q8_0")[name]
+        assert line.how == "rounded-scale"
+        assert line.error < 2**-11
 
 
 # ---------------------------------------------------------------- checkpoints that are not decoded
@@ -199,7 +232,7 @@ OTHERS = {
     ),
     "bitsandbytes": (
         {"w.weight": BYTES[0], "w.weight.absmax": normal(4), "w.weight.quant_map": normal(16)},
-        {"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_8bit: bitsandbytes of 8 bits is not read",
+        {"quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False}, "load_in_4bit: both are false",
     ),
     "HQQ": ({"w.W_q": BYTES[0]}, {"quant_method": "hqq", "rotation": 3}, "'rotation': '3': this field is not read"),
     "int8": (

@@ -222,6 +222,18 @@ def test_bitsandbytes(kind, block, nested, tmp_path):
     assert_same(folder, functional.dequantize_4bit(packed, state))
 
 
+def test_bitsandbytes_int8(tmp_path):
+    functional = pytest.importorskip("bitsandbytes.functional", reason="pip install bitsandbytes")
+    codes = torch.randint(-127, 128, (32, 256), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
+    absmax = torch.rand(32, generator=torch.Generator().manual_seed(2))
+    parts = {"weight": codes, "SCB": absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    folder = written(tmp_path / "m", {f"{MODULE}.{part}": tensor for part, tensor in parts.items()}, settings)
+    with open_source(folder) as source:
+        values = source.weights[NAME].values(0, codes.numel())
+    assert (values == of_numpy(functional.int8_vectorwise_dequant(codes, absmax)).ravel()).all()
+
+
 # ---------------------------------------------------------------- HQQ
 
 

@@ -18,7 +18,7 @@ from .modules import Modules
 
 LARGEST_GROUP = 2**31 - 1  # bound on the weights that share a scale
 BLOCK = (128, 128)  # weights that share a scale of FP8, unless a config says otherwise
-READ = "AWQ, GPTQ, auto-round, compressed-tensors, HQQ, bitsandbytes (4 bits), FP8, NVFP4 and MXFP4 are"
+READ = "AWQ, GPTQ, auto-round, compressed-tensors, HQQ, bitsandbytes, FP8, NVFP4, MXFP4 and MXFP8 are"
 SECTION = "quantization_config"
 
 
@@ -103,8 +103,9 @@ class Hqq(NamedTuple):
 
 
 class BitsAndBytes(NamedTuple):
-    """Settings of bitsandbytes: the codebook, None if the config omits it; other settings are beside each tensor."""
+    """Settings of bitsandbytes: 8 bits or 4; the codebook of 4, None if the config omits it. Others are by tensor."""
 
+    eight_bits: bool = False
     kind: str | None = None
 
 
@@ -346,13 +347,14 @@ def _hqq(get: Getter, name: str) -> Hqq:
 
 
 def _bitsandbytes(get: Getter, name: str) -> BitsAndBytes:
-    if get("load_in_8bit", kind=bool, default=False) or not get("load_in_4bit", kind=bool, default=True):
-        raise get.refusal("load_in_8bit: bitsandbytes of 8 bits is not read; 4 bits are")
+    eight_bits = get("load_in_8bit", kind=bool, default=False)
+    if eight_bits == get("load_in_4bit", kind=bool, default=not eight_bits):
+        raise get.refusal(f"load_in_8bit, load_in_4bit: both are {str(eight_bits).lower()}")
     kind = get("bnb_4bit_quant_type", kind=str)
     if kind not in (None, "nf4", "fp4"):
         raise get.refusal(f"bnb_4bit_quant_type: {shown(kind)} is not read; nf4 and fp4 are")
     get.refuse_unread(BITSANDBYTES)
-    return BitsAndBytes(kind)
+    return BitsAndBytes(eight_bits, None if eight_bits else kind)
 
 
 def _block(get: Getter, key: str) -> tuple[int, int] | None:
