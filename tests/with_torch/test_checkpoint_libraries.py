@@ -251,6 +251,38 @@ def test_hqq(bits, group, tmp_path):
     assert_same(folder, quantize.Quantizer.dequantize(packed, meta))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_qmodel_as_torch_saves_it(nested, tmp_path):
+    """HQQ's own file: settings beside the codes or, from older versions, in a dictionary."""
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (32, 64), generator=generator, dtype=torch.uint8)
+    scale, zero = (torch.rand(32, 1, generator=generator).half() * factor for factor in (1, 15))
+    meta = {
+        "nbits": 4, "group_size": 64, "shape": torch.Size([16, 128]), "scale": scale, "zero": zero, "axis": 1,
+        "packing": "4bit_u8", "unpack_view_dtype": torch.uint8, "view_as_float": False, "quant_scale": False,
+        "quant_zero": False, "compute_dtype": torch.float16,
+    }  # fmt: skip
+    module = {"W_q": torch.nn.Parameter(codes[:16] << 4 | codes[16:], requires_grad=False), "bias": None}
+    module |= {"meta": meta} if nested else {**meta, "offload_meta": False, "stores_quant_config": True}
+    norm = torch.nn.LayerNorm(8).state_dict()
+    torch.save({MODULE: module, "norm": dict(norm)}, tmp_path / "qmodel.pt")
+    with qgemm.load(tmp_path) as model:
+        assert sorted(model) == [NAME, "norm.bias", "norm.weight"]
+    assert_same(tmp_path, ((codes.float() - zero.float()) * scale.float()).reshape(16, 128))
+
+
+def test_state_dict_as_torch_saves_it(tmp_path):
+    """Parameters, buffers, shared storages and types that only newer versions have."""
+    layer = torch.nn.BatchNorm1d(8).half()
+    state = layer.state_dict()
+    state |= {"small": torch.randn(4, 32).to(torch.float8_e4m3fn), "part": torch.arange(12.0)[4:8]}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with qgemm.load(tmp_path / "pytorch_model.bin") as model:
+        assert sorted(model) == sorted(state)
+        for name in ("weight", "running_mean", "part", "small"):
+            assert (model[name].dequantize() == state[name].float().numpy()).all()
+
+
 # ---------------------------------------------------------------- AWQ, GPTQ
 
 
