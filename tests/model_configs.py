@@ -149,4 +149,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": QWEN3_VISION,
     },
     "Qwen3_5ForConditionalGeneration": {"text_config": {**SIZES, **LINEAR}, "vision_config": QWEN3_VISION},
+    "Gemma4ForCausalLM": {
+        **SIZES, "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True, "sliding_window": 8, "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 30.0,
+        "layer_types": ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"],
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48,
+    },
+    "Gemma4ForConditionalGeneration": {"text_config": {
+        **SIZES, "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "sliding_window": 8,
+        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 64, "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 30.0,
+        "layer_types": ["sliding_attention"] * 2 + ["full_attention"] + ["sliding_attention"] * 2 + ["full_attention"],
+    }, "vision_config": None, "audio_config": None},
+    "Gemma3nForCausalLM": {
+        **SIZES, "num_hidden_layers": 21, "head_dim": 16, "sliding_window": 8, "num_kv_shared_layers": 1,
+        "vocab_size_per_layer_input": 60, "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 11,
+        "layer_types": ([*["sliding_attention"] * 4, "full_attention"] * 5)[:21],
+    },
 }  # fmt: skip

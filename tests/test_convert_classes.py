@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def test_keys_and_tensors(name, tmp_path):
     assert metadata["general.architecture"] == MODEL_ARCH_NAMES[kind]
     layouts = {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[kind]}
     for key in tensors:
-        parts = key.removesuffix(".weight").removesuffix(".bias").split(".")
+        parts = re.sub(r"\.(weight|bias|scale)$", "", key).split(".")
         assert ".".join(["{bid}" if part.isdigit() else part for part in parts]) in layouts, key
 
 
@@ -177,12 +178,63 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
         ("Llama4ForCausalLM", {"moe_layers": [0, 2]}, "moe_layers"),
         ("Ministral3ForCausalLM", {"sliding_window": 64}, "sliding_window: '64'"),
         ("ApertusForCausalLM", {"hidden_act": "silu"}, "hidden_act"),
+        ("Gemma4ForCausalLM", {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}, "layer_types"),
+        ("Gemma4ForCausalLM", {"per_layer_config": {"2": {"head_dim": 32}}}, "per_layer_config"),
+        ("Gemma4ForConditionalGeneration", {"text_config": CLASSES["Gemma4ForConditionalGeneration"]["config"][
+            "text_config"] | {"num_kv_shared_layers": 2}}, "num_kv_shared_layers: '2' follow layers"),
+        ("Gemma4ForConditionalGeneration", {"text_config": CLASSES["Gemma4ForConditionalGeneration"]["config"][
+            "text_config"] | {"vocab_size_per_layer_input": 60}}, "vocab_size_per_layer_input: '60' differs"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers: '2' leaves other than 20 layers"),
+        ("Gemma3nForCausalLM", {"activation_sparsity_pattern": [0.95] * 21}, "activation_sparsity_pattern"),
+        ("Gemma3nForCausalLM", {"final_logit_softcapping": 20.0}, "final_logit_softcapping"),
+        ("Gemma3nForCausalLM", {"intermediate_size": [96] * 20 + [192]}, "intermediate_size: .* differs by layer"),
     ],
 )  # fmt: skip
 def test_values_that_the_file_cannot_express_are_refused(name, change, message, tmp_path: Path):
     with pytest.raises(CheckpointError, match=message):
         converted(folder(tmp_path / "m", name, **change), tmp_path / "y.gguf")
     assert not (tmp_path / "y.gguf").exists()
+
+
+def test_tensors_of_gemma_3n(tmp_path):
+    """Streams are stacked, tokens without embeddings get rows of zeros, and so do shared keys, which nobody reads."""
+    name = "Gemma3nForCausalLM"
+    stored = tensors_of(name)
+    tensors, _ = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    for new, old in (("altup_proj", "altup_projections"), ("altup_unembd_proj", "altup_unembed_projections")):
+        parts = [stored[f"model.{old}.{i}.weight"] for i in range(3)]
+        assert_array_equal(tensors[f"{new}.weight"], np.stack(parts).astype(np.float32))
+    embeddings = stored["model.embed_tokens_per_layer.weight"].astype(np.float32)
+    assert_array_equal(tensors["per_layer_token_embd.weight"], np.pad(embeddings, [(0, 4), (0, 0)]))
+    assert "model.layers.20.self_attn.k_proj.weight" not in stored
+    assert not tensors["blk.20.attn_k.weight"].any()
+    extra = {"model.layers.20.self_attn.k_proj.weight": np.ones((32, 64), np.float16)}
+    tensors, _ = converted(folder(tmp_path / "m", name, stored | extra), tmp_path / "y.gguf")
+    assert tensors["blk.20.attn_k.weight"].all()
+
+
+def test_the_text_part_of_gemma_3n_that_sees_and_hears(tmp_path):
+    text = "Gemma3nForCausalLM"
+    path = folder(tmp_path / "text", text)
+    values = CLASSES[text]["config"]
+    config = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": values}
+    stored = {key.replace("model.", "model.language_model.", 1): w for key, w in tensors_of(text).items()}
+    others = ("vision_tower.timm_model.conv.weight", "audio_tower.conformer.0.weight", "embed_audio.embedding.weight")
+    stored |= {f"model.{key}": np.ones((2, 2), np.float16) for key in others}
+    seeing = folder(tmp_path / "seeing", text, stored, **(dict.fromkeys(values) | config))
+    tensors, metadata = converted(seeing, tmp_path / "y.gguf")
+    expected_tensors, expected = converted(path, tmp_path / "y.gguf")
+    assert digest(tensors) == digest(expected_tensors)
+    assert json.dumps(plain(metadata)) == json.dumps(plain(expected))
+
+
+def test_factors_of_gemma_4(tmp_path):
+    """A quarter of the pairs of a head of 32 is rotated where attention is full; scales of experts stay."""
+    name = "Gemma4ForCausalLM"
+    tensors, _ = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    assert_array_equal(tensors["rope_freqs.weight"], np.float32([1.0] * 4 + [1e30] * 12))
+    for new, old in (("ffn_gate_inp.scale", "router.scale"), ("ffn_down_exps.scale", "router.per_expert_scale")):
+        assert_array_equal(tensors[f"blk.3.{new}"], weights(name, f"model.layers.3.{old}"))
 
 
 def test_the_base_of_hunyuan_is_scaled(tmp_path):

@@ -213,3 +213,23 @@ def test_roles_of_special_tokens_of_an_architecture(tmp_path):
     _, metadata = converted(path, tmp_path / "y.gguf")
     names = ("eos", "eot", "unknown", "bos")
     assert [metadata[f"tokenizer.ggml.{name}_token_id"] for name in names] == [6, 6, 5, 1]
+
+
+def test_gemma_4_merges_by_rank(tmp_path):
+    """llama.cpp reads the list of merges, no scores; control tokens that programs parse stay visible."""
+    path = folder(tmp_path / "m", "Gemma4ForCausalLM")
+    document = bpe({"type": "Split", "pattern": {"String": " "}}, byte_fallback=True)
+    document["added_tokens"] += [
+        {"id": 8, "content": "<|tool_call>", "special": True},
+        {"id": 9, "content": "\u2581\u2581", "special": False},
+    ]
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    _, metadata = converted(path, tmp_path / "y.gguf")
+    assert metadata["tokenizer.ggml.model"] == "gemma4"
+    assert list(metadata["tokenizer.ggml.merges"]) == ["a b", "ab c"]
+    assert set(metadata["tokenizer.ggml.scores"][[0, 4, 5, 9]]) == {-1000.0}
+    types = metadata["tokenizer.ggml.token_type"]
+    assert types[[0, 5, 7, 8]].tolist() == [NORMAL, CONTROL, ADDED, ADDED]
+    assert metadata["tokenizer.ggml.tokens"][9] == "\u2581\u2581"
+    assert metadata["tokenizer.ggml.add_bos_token"]
+    assert not metadata["tokenizer.ggml.add_space_prefix"]

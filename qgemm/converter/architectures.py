@@ -17,6 +17,7 @@ from .architecture_record import (
 )  # fmt: skip
 from .family_architectures import FAMILIES
 from .fused_weights import gpt_oss_experts, joined_experts
+from .gemma_architectures import GEMMAS
 from .hybrid_architectures import HYBRIDS
 from .hyperparameters import (
     common_keys,
@@ -116,4 +117,5 @@ ARCHITECTURES = {
     ),
     **FAMILIES,
     **HYBRIDS,
+    **GEMMAS,
 }  # fmt: skip

@@ -56,6 +56,9 @@ def section(table: str) -> Kind:
 
 
 FLAG = Kind("boolean", lambda value: isinstance(value, bool))
+OBJECT = Kind(
+    "object of objects", lambda value: isinstance(value, dict) and all(type(v) is dict for v in value.values())
+)
 TEXT = Kind("string", lambda value: isinstance(value, str))
 SIZE, FFN_SIZE, COUNT = whole(1, 2**20), whole(1, 2**24), whole(1, 2**16)
 OPTIONAL_COUNT = whole(0, 2**16)  # 0 stands for none
@@ -70,7 +73,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "architectures": list_of(TEXT),
         "text_config": section("model"),
         "hidden_size": SIZE,
-        "intermediate_size": FFN_SIZE,
+        "intermediate_size": one_or_list(FFN_SIZE),
+        **dict.fromkeys(("altup_num_inputs", "altup_active_idx", "laurel_rank"), OPTIONAL_COUNT),
         "moe_intermediate_size": whole(0, 2**24),
         "num_hidden_layers": COUNT,
         "num_attention_heads": COUNT,
@@ -94,6 +98,10 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(
             ("moe_k", "n_group", "topk_group", "first_k_dense_replace", "moe_layer_start_index"), OPTIONAL_COUNT
         ),
+        **dict.fromkeys(("global_head_dim", "hidden_size_per_layer_input"), whole(0, 2**20)),
+        **dict.fromkeys(("num_global_key_value_heads", "num_kv_shared_layers", "top_k_experts"), OPTIONAL_COUNT),
+        **dict.fromkeys(("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"), FLAG),
+        "per_layer_config": OBJECT,
         "intermediate_size_mlp": FFN_SIZE,
         "interleave_moe_layer_step": COUNT,
         **dict.fromkeys(("moe_topk", "num_shared_expert"), one_or_list(OPTIONAL_COUNT)),

@@ -27,6 +27,8 @@ NO_EFFECT = {
     "num_nextn_predict_layers", "num_mtp_layers",
     # settings of the vision part, which is left out
     "vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index",
+    "audio_config", "eoa_token_index", *(f"{name}_token_id" for name in ("audio", "boa", "boi", "eoa", "eoi")),
+    "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
     *(f"{name}_token_id" for name in ("image", "video", "vision_start", "vision_end")),
     "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size",
 }  # fmt: skip

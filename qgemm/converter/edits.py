@@ -31,14 +31,14 @@ def _boolean(text: str) -> np.bool_:
     return np.bool_(text == "true")
 
 
-def _whole(text: str) -> np.uint32:
+def _unsigned(text: str) -> np.uint32:
     number = int(text)
-    if not 0 <= number < 2**32:  # NumPy 1 wraps them
+    if not 0 <= number < 2**32:  # NumPy before 2 would take it modulo 2**32
         raise ValueError
     return np.uint32(number)
 
 
-def _number(text: str) -> np.float32:
+def _finite(text: str) -> np.float32:
     number = float(text)
     if not abs(number) <= float(np.finfo(np.float32).max):
         raise ValueError
@@ -46,8 +46,8 @@ def _number(text: str) -> np.float32:
 
 
 TYPES: dict[str, Callable[[str], Any]] = {  # the types of GGUF that llama-quantize stores
-    "int": _whole,
-    "float": _number,
+    "int": _unsigned,
+    "float": _finite,
     "bool": _boolean,
     "str": str,
 }

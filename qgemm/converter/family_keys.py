@@ -274,22 +274,12 @@ def hunyuan_moe_keys(config: Config, writer: GGUFWriter) -> None:
 
 def hunyuan_sizes(config: Config) -> Mapping[str, Any]:
     """HunYuan's sizes, each of which may be listed by layer, and the base of its dynamic scaling."""
-    shared = _one_of(config, "num_shared_expert") or 1
+    shared = config.one_for_layers("num_shared_expert") or 1
     return {
-        **scaled_base(config), "num_experts": _one_of(config, "num_experts"),
-        "num_experts_per_tok": _one_of(config, "moe_topk"), "num_shared_expert": shared,
+        **scaled_base(config), "num_experts": config.one_for_layers("num_experts"),
+        "num_experts_per_tok": config.one_for_layers("moe_topk"), "num_shared_expert": shared,
         "shared_expert_intermediate_size": shared * config.need("intermediate_size"),
     }  # fmt: skip
-
-
-def _one_of(config: Config, name: str) -> int | None:
-    """A count that all layers share; CheckpointError if they differ."""
-    value = config.value(name)
-    counts = value if isinstance(value, list) else [value]
-    if len(set(counts)) != 1:
-        raise config.refusal(name, value, "differs by layer")
-    count: int | None = counts[0]
-    return count
 
 
 def llama4_keys(config: Config, writer: GGUFWriter) -> None:

@@ -25,8 +25,8 @@ from .architectures import ARCHITECTURES
 from .checkpoints.configs import MODEL
 from .config_keys import check_config
 from .config_rules import check_rules
-from .hf_names import EXPERT, LAYER_NUMBER, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
-from .hyperparameters import Config, rope_kind
+from .hf_names import LAYER_NUMBER, LEFT_OUT, NUMBERED, OUTPUT, left_out_notes, rotary_order, spellings
+from .hyperparameters import WITH_FACTORS, Config, rope_kind
 from .keep_rules import keep_rule
 from .mixture import LAYER
 from .tokenizer import tokenizer_keys
@@ -38,6 +38,7 @@ ONE_ROW = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")  # matrices of one r
 ONE_CHANNEL = ("ssm_conv1d.weight", "shortconv.conv.weight")  # [N, 1, K] that llama.cpp stores as [N, K]
 F32 = FORMATS["f32"]
 LAYER_0 = "blk.0."
+ALONE = -1  # number of a tensor that is not stacked
 WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are stored minus one
 
 
@@ -73,7 +74,7 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
     model.write_numbers(writer)
-    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space, architecture.roles)
+    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture)
     notes = left_out_notes(model.left_out)
     return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
 
@@ -93,7 +94,7 @@ class _Model:
 
     def weights(self) -> dict[str, Weight]:
         """All tensors by their new names: embedding and output first, then layer by layer."""
-        by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number of the expert -> tensor
+        by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number in the stack -> tensor
         for weight in self.source.weights.values():
             if LEFT_OUT.search(weight.name):
                 continue
@@ -109,19 +110,26 @@ class _Model:
                 raise self._refusal(weight.name, "has no axes")
             for part in self.architecture.split(weight, self.config, self._refusal):
                 new = self._name(part.name)
-                number = EXPERT.search(part.name)
+                number = NUMBERED.search(part.name)
                 experts = by_name.setdefault(new, {})
-                if experts.setdefault(int(number[1]) if number else 0, part) is not part:
+                if experts.setdefault(int(number[2]) if number else ALONE, part) is not part:
                     raise self._refusal(part.name, f"would be {shown(new)}, as another tensor is already")
         if self.config.value("tie_word_embeddings") is True:
             by_name.pop(OUTPUT, None)
         weights = {new: self._filled(new, experts) for new, experts in by_name.items()}
-        self._check_shapes(weights)
+        sizes = self._sizes(weights)
+        for name, numbers in self.architecture.unread(self.config, sizes).items():
+            weights.setdefault(name, weight_from_numbers(name, numbers))
+        self._check_shapes(weights, sizes)
         for name, factors in self._factors().items():
             weights[name] = weight_from_numbers(name, factors)
         return {name: weights[name] for name in sorted(weights, key=_layer)}
 
     def _name(self, old: str) -> str:
+        layer = LAYER_NUMBER.search(old)
+        for end, renamed in self.architecture.renames.items():
+            if old.endswith(end) and layer is not None and int(layer[1]) < self.layers:
+                return f"blk.{layer[1]}.{renamed}"
         for name in spellings(old):
             layer = LAYER_NUMBER.search(name)
             if layer is not None and int(layer[1]) >= self.layers:
@@ -161,7 +169,7 @@ class _Model:
         """A tensor under its new name, in llama.cpp's layout."""
         weights = [experts[number] for number in sorted(experts)]
         weight = weights[0]
-        if "_exps." in new and len(weight.shape) < 3 and new.endswith("weight"):
+        if ALONE not in experts and new.endswith("weight"):
             if sorted(experts) != list(range(len(weights))) or len({part.shape for part in weights}) > 1:
                 raise self._refusal(weight.name, f"of {max(experts) + 1} experts {len(experts)} are alike")
             weight = stack_matrices(new, weights)
@@ -185,17 +193,20 @@ class _Model:
         """The tensors that hold factors of rotary scaling."""
         kind = rope_kind(self.config.rope)
         factors = self.architecture.factors.get(kind)
-        if factors is None and kind in ("llama3", "longrope"):
+        if factors is None and kind in WITH_FACTORS:
             raise self.config.rope.refusal("rope_type", kind, "is not known of this architecture")
         return {} if factors is None else factors(self.config)
 
-    def _check_shapes(self, weights: Mapping[str, Weight]) -> None:
-        """Refuse a missing tensor, or one whose shape contradicts the config."""
+    def _sizes(self, weights: Mapping[str, Weight]) -> Mapping[str, int]:
+        """The value of each letter of a shape."""
         tokens = weights["token_embd.weight"].shape[0] if "token_embd.weight" in weights else 0
-        sizes = letters(self.config, tokens)
         vocabulary = self.config.integer("vocab_size")
         if tokens and vocabulary not in (None, tokens):
             raise self._refusal("token_embd.weight", f"has {tokens} rows, vocab_size of the config is {vocabulary}")
+        return letters(self.config, tokens)
+
+    def _check_shapes(self, weights: Mapping[str, Weight], sizes: Mapping[str, int]) -> None:
+        """Refuse a missing tensor, or one whose shape contradicts the config."""
         tied = self.config.value("tie_word_embeddings") is True
         if OUTPUT in weights and self.tied:
             raise self._refusal(OUTPUT, "is there, so that nothing is tied; --drop lm_head leaves it out")
@@ -211,7 +222,8 @@ class _Model:
 
     def _expected(self, weights: Mapping[str, Weight]) -> Iterator[tuple[str, str]]:
         """The tensors of the model, each with its shape in letters."""
-        yield from {**self.architecture.ends, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
+        ends = {**self.architecture.ends, **self.architecture.ends_by_config(self.config)}
+        yield from {**ends, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
         for layer in range(self.layers):
             stem = f"blk.{layer}."
             shapes = self.architecture.shapes(self.config, layer, f"{stem}ffn_gate_inp.weight" in weights)

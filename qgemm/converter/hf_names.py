@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qgemm.text import names_in_short
 
 NUMBER = "(0|[1-9][0-9]{0,4})"  # layer or expert number: no leading zeros, below 100,000
-EXPERT = re.compile(rf"\bexperts\.{NUMBER}\.")
+NUMBERED = re.compile(rf"\b(experts|altup_projections|altup_unembed_projections)\.{NUMBER}\.")  # matrices to stack
 LAYER_NUMBER = re.compile(rf"\.{NUMBER}\.")
 WRAPPERS = (
     "model.language_model.",
@@ -20,11 +20,13 @@ WRAPPERS = (
 )  # prefixes of the text model in a multimodal one
 MODULES = {  # ends of names that the map has as modules
     "e_score_correction_bias": "e_score_correction.bias", "expert_bias": "expert_bias.bias", "dt_bias": "dt_proj.bias",
+    "layer_scalar": "layer_scalar.weight", "experts.gate_up_proj": "experts.gate_up_proj.weight",
+    "experts.down_proj": "experts.down_proj.weight", "correct_output_scale": "correct_output_scale.weight",
 }  # fmt: skip
 LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to a separate file
     r"rotary_emb\.inv_freq$|\b(self_)?(attn|attention)\.(masked_)?bias$|position_ids$"
     r"|^(model\.)?mtp\."  # layers that predict further tokens
-    r"|\b(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\."
+    r"|\b(visual|vision\w*|audio\w*|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
     # scales of the activations and of the KV cache of a quantized checkpoint, which change no weight
     r"|\.(([qkv]|kv|input|output|attn_output|prob(_output)?)(_cache)?_(global_)?(scale(_inv)?|scaling_factor|zero_point)"
     r"|([qkv]_bmm|input|output)_quantizer\._\w+)$"
@@ -40,7 +42,7 @@ def left_out_notes(names: Iterable[str]) -> list[str]:
 
 def spellings(name: str) -> Iterator[str]:
     """The names under which the gguf package may know a tensor: without the expert's number, without a wrapper."""
-    merged = EXPERT.sub("experts.", name)
+    merged = NUMBERED.sub(r"\1.", name)
     names = [merged, merged.removeprefix("transformer.").removeprefix("model.")]
     for wrapper in WRAPPERS:
         if merged.startswith(wrapper):

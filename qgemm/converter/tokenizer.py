@@ -20,10 +20,11 @@ from qgemm.files.documents import json_object, text_file
 from qgemm.files.paths import shown, shown_path
 from qgemm.files.sentencepiece import read_sentencepiece
 
+from .architecture_record import Architecture
 from .chat_templates import DEFAULT, TEMPLATE, TEMPLATE_JSON, chat_templates
 from .checkpoints.configs import MODEL
 from .pre_tokenizers import ADD_BOS, name_by_steps, name_by_tokens
-from .tokenizer_json import SPACE, Token, Vocabulary, word_start
+from .tokenizer_json import ADDED_SCORE, SPACE, Token, Vocabulary, ranked_piece, word_start
 from .tokenizer_json import vocabulary as vocabulary_of
 
 SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
@@ -40,28 +41,25 @@ OTHERS = (  # files of tokenizers that are not supported without one of the firs
     "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model",
 )  # fmt: skip
 MAX_PADDING = 1 << 16  # largest number of rows without a token; a text and a type are written for each
-ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0
+PADDING_SCORE = -10000.0
 NUMBER = re.compile("[0-9]{1,9}")  # number of an added token
 CONTROL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 
-def tokenizer_keys(
-    folder: str, rows: int, writer: GGUFWriter, space: bool | None = None, roles: Mapping[str, str] | None = None
-) -> None:
+def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, architecture: Architecture) -> None:
     """Write the keys of the tokenizer in a folder. rows: of the embedding, which is the number of tokens in the file.
-
-    space: whether text gets a leading space where pieces are merged by scores, if the folder does not say.
-    roles: role of a special token, such as "eot" -> its text, where the folder gives no token that role.
 
     CheckpointError for a tokenizer of another kind, or one with more tokens than rows, or far fewer.
     """
     model, tokenizer = os.path.join(folder, SENTENCEPIECE), os.path.join(folder, TOKENIZER)
     document = json_object(tokenizer) if os.path.exists(tokenizer) else {}
     where = shown_path(tokenizer if document else folder)
-    if os.path.exists(model):
+    if os.path.exists(model) and architecture.tokenizer == "llama":
         vocabulary = _of_sentencepiece(model)
     elif document:
         vocabulary = vocabulary_of(where, document)
+        if vocabulary.kind == "llama":
+            vocabulary.kind = architecture.tokenizer
         if vocabulary.kind == "gpt2":
             vocabulary.pre = _pre_tokenizer(folder, where, document)
     else:
@@ -81,8 +79,9 @@ def tokenizer_keys(
     if rows - len(tokens) > MAX_PADDING:
         rule = f"has {len(tokens)} tokens, which are too few for the {rows} rows of the embedding"
         raise CheckpointError(f"{where}: {rule}")
-    if vocabulary.kind == "bert":
-        tokens = {number: word_start(token) for number, token in tokens.items()}
+    rewrite = {"bert": word_start, "gemma4": ranked_piece}.get(vocabulary.kind)
+    if rewrite is not None:
+        tokens = {number: rewrite(token) for number, token in tokens.items()}
     listed = [tokens.get(i) or Token(f"[PAD{i}]", PADDING_SCORE, TokenType.UNUSED) for i in range(rows)]
     writer.add_tokenizer_model(vocabulary.kind)
     writer.add_tokenizer_pre(vocabulary.pre)
@@ -91,8 +90,9 @@ def tokenizer_keys(
         writer.add_token_scores([token.score for token in listed])
     writer.add_token_types([token.type for token in listed])
     numbers = {token.text: number for number, token in tokens.items()}
-    _special(folder, where, vocabulary, {role: numbers.get(text) for role, text in (roles or {}).items()}, writer)
-    prefix_space = _setting(folder, "add_prefix_space")
+    roles = {role: numbers.get(text) for role, text in architecture.roles.items()}
+    _special(folder, where, vocabulary, roles, writer)
+    space, prefix_space = architecture.space, _setting(folder, "add_prefix_space")
     if isinstance(prefix_space, bool):
         space = prefix_space
     elif vocabulary.space is not None or not vocabulary.scored:
@@ -145,7 +145,7 @@ def _special(
     folder: str, where: str, vocabulary: Vocabulary, roles: Mapping[str, int | None], writer: GGUFWriter
 ) -> None:
     """Write the merges, the numbers of special tokens and the chat templates. roles: role -> number of a token."""
-    merges, rows = vocabulary.kind == "gpt2", len(writer.kv_data[0][Keys.Tokenizer.LIST].value)
+    merges, rows = vocabulary.kind in ("gpt2", "gemma4"), len(writer.kv_data[0][Keys.Tokenizer.LIST].value)
     templates = chat_templates(folder)
     for name, read in READ_AGAIN.items():  # SpecialVocab parses these files itself, without limits
         path = os.path.join(folder, name)

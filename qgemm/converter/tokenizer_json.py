@@ -1,7 +1,7 @@
 """The tokens of a tokenizer.json: BPE with bytes or with pieces, Unigram, WordPiece.
 
     BPE, byte-level       "gpt2": tokens and merges, and the name of the pre-tokenizer
-    BPE, byte_fallback    "llama": scores by the order of merges
+    BPE, byte_fallback    "llama": scores by the order of merges; "gemma4": the merges instead
     Unigram               "t5": scores, and the table that normalizes text
     WordPiece             "bert": the first piece of a word starts with SPACE, others lose their prefix
 
@@ -26,6 +26,10 @@ from qgemm.files.paths import shown
 from .pre_tokenizers import sequence
 
 SPACE = "\u2581"  # SentencePiece's symbol for a space
+ADDED_SCORE = -1000.0
+READ_BY_PARSERS = frozenset(  # control tokens of Gemma 4 that programs must see in the text
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
+)
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
@@ -56,7 +60,7 @@ class Vocabulary:
     @property
     def scored(self) -> bool:
         """Whether the file has scores."""
-        return self.kind in ("llama", "t5")
+        return self.kind in ("llama", "t5", "gemma4")
 
 
 def vocabulary(where: str, document: Mapping[str, Any]) -> Vocabulary:
@@ -174,3 +178,9 @@ def word_start(token: Token) -> Token:
         return token
     text = token.text.removeprefix("##") if token.text.startswith("##") else f"{SPACE}{token.text}"
     return token._replace(text=text)
+
+
+def ranked_piece(token: Token) -> Token:
+    """A token of Gemma 4 as llama.cpp has it: pairs are merged by their rank in the list of merges, not by scores."""
+    kind = TokenType.USER_DEFINED if token.text in READ_BY_PARSERS else token.type
+    return Token(token.text.replace(" ", SPACE), ADDED_SCORE, kind)

@@ -82,6 +82,18 @@ def reshaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
     return _derived([weight], weight.name, shape, weight.step, lambda reads, unit: reads[0])
 
 
+def pad_rows(weight: Weight, rows: int) -> Weight:
+    """W [rows, K] of W [N, K] with rows of zeros after its own; the numbers alone, without codes."""
+    values, size, k = numbers_of(weight), weight.size, weight.shape[-1]
+
+    def read(start: int, stop: int) -> Floats:
+        own = values(start, min(stop, size)) if start < size else np.empty(0, np.float32)
+        return np.concatenate([own, np.zeros(stop - start - own.size, np.float32)])
+
+    nbytes = weight.nbytes * rows // weight.shape[0]
+    return Weight(weight.name, (rows, k), weight.type, nbytes, lcm(weight.step, k), values=read)
+
+
 def map_numbers(weight: Weight, function: Callable[[Floats], Floats]) -> Weight:
     """A function of each number, in float32."""
     values = numbers_of(weight)

@@ -89,6 +89,9 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "fp8": foreign.fp8,
     "hqq": foreign.hqq,
     "bitsandbytes": foreign.bitsandbytes,
+    "bitsandbytes_int8": foreign.bitsandbytes_int8,
+    "mxfp6": foreign.mxfp6,
+    "mxfp8": foreign.mxfp8,
 }
 METHOD_KEYS = (
     "quant_method", "bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "version", "checkpoint_format",
