@@ -65,7 +65,7 @@ WRONG_SHAPES: dict[str, Callable[[list[int]], list[int]]] = {
 }
 WRONG_TYPES = ("I32", "U64", "BOOL", "F64", "BF16", "F8_E4M3", "U8")
 WRONG_BYTES = (0x01, 0x80, 0xFF)
-TOKENIZER = {
+TOKENIZER: dict[str, Any] = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "ignore_merges": False},
     "pre_tokenizer": {"type": "ByteLevel", "use_regex": True},
     "added_tokens": [{"id": 3, "content": "<s>", "special": True}],
@@ -77,6 +77,21 @@ TOKENIZER_CONFIG = {
 }  # fmt: skip
 TEMPLATE_FILE = {"chat_template": [{"name": "default", "template": "{{ a }}"}, {"name": "tool", "template": "{{ b }}"}]}
 WITH_TOKENIZER = "LlamaForCausalLM"  # the folder whose tokenizer is changed
+TOKENIZERS: dict[str, Any] = {  # other tokenizers for that folder
+    "pieces": {**TOKENIZER, "model": {**TOKENIZER["model"], "byte_fallback": True, "unk_token": "b"}},
+    "Unigram": {
+        "model": {"type": "Unigram", "vocab": [["a", -1.5], ["b", -2]], "unk_id": 0},
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "AAAA"}]},
+        "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "always", "add_prefix_space": True},
+        "added_tokens": TOKENIZER["added_tokens"],
+    },
+    "WordPiece": {
+        "model": {"type": "WordPiece", "vocab": {"a": 0, "##b": 1}, "continuing_subword_prefix": "##"},
+        "normalizer": {"type": "BertNormalizer", "lowercase": True, "strip_accents": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "added_tokens": TOKENIZER["added_tokens"],
+    },
+}
 METHODS: dict[str, Callable[[Path], object]] = {
     "awq": foreign.awq,
     "gptq": lambda path: foreign.gptq(path, order=True),
@@ -146,6 +161,9 @@ def bases() -> dict[str, Base]:
             if name == WITH_TOKENIZER:
                 documents |= {"tokenizer_config.json": TOKENIZER_CONFIG, "chat_template.json": TEMPLATE_FILE}
             folders[name] = Base(documents, read_tensors(path / "model.safetensors"), model)
+    base = folders[WITH_TOKENIZER]
+    for name, tokenizer in TOKENIZERS.items():
+        folders[name] = base._replace(documents={**base.documents, "tokenizer.json": tokenizer})
     return folders
 
 
@@ -175,7 +193,9 @@ def cases() -> Iterator[Case]:
     """All cases in a fixed order."""
     for name, base in bases().items():
         for file, document in base.documents.items():
-            if file == "tokenizer.json" and name != WITH_TOKENIZER:
+            if name in TOKENIZERS and file != "tokenizer.json":
+                continue
+            if file == "tokenizer.json" and name not in (WITH_TOKENIZER, *TOKENIZERS):
                 continue
             paths = list(_paths(document))
             if file == "config.json":
@@ -184,7 +204,7 @@ def cases() -> Iterator[Case]:
                 for wrong in (*VALUES, "absent"):
                     yield Case(name, file, path, wrong)
         for tensor in base.tensors:
-            if ".layers.1." in tensor:
+            if ".layers.1." in tensor or name in TOKENIZERS:
                 continue
             for wrong in (*WRONG_TYPES, *WRONG_SHAPES, *(f"0x{byte:02x}" for byte in WRONG_BYTES), "absent"):
                 yield Case(name, tensor, (), wrong)
