@@ -101,7 +101,8 @@ class TorchFile(SafetensorsFile):
 
     def _tensor(self, name: str, call: Call, storages: dict[str, Member]) -> Entry:
         """The entry of a tensor, whose bytes are in the file."""
-        storage, offset, shape, strides, *others = (*call.arguments, *[None] * 4)
+        arguments: list[Any] = [*call.arguments, None, None, None, None]
+        storage, offset, shape, strides, *others = arguments
         fields = storage.fields if type(storage) is Persistent else ()
         shape, strides = (_numbers(value) for value in (shape, strides))
         if type(fields) is not tuple or len(fields) != 5 or fields[0] != "storage" or type(fields[1]) is not Global:
