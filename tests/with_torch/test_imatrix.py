@@ -181,13 +181,13 @@ def test_chunks_before_an_exception_are_kept(error, folder, tmp_path, monkeypatc
         if self.chunks == 2:
             raise error
 
-    for name, owner, function, kept in (("logits", models.TextModel, failing, 2), ("merge", SumsFile, half, None)):
+    for name, owner, function, count in (("logits", models.TextModel, failing, 2), ("merge", SumsFile, half, None)):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, function)
             with pytest.raises(error):
                 imatrix.collect(model, chunks, tmp_path / f"{name}.gguf", SumsFile())
         path = tmp_path / f"{name}.gguf"
-        assert (read_sums(path).chunks if path.exists() else None) == kept
+        assert (read_sums(path).chunks if path.exists() else None) == count
 
 
 def test_sums_are_those_of_llama_cpp(tmp_path):
