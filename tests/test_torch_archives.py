@@ -123,7 +123,7 @@ def test_zeros_of_hqq_that_are_quantized(groups, part, tmp_path):
     [
         ({"packing": "4bit_u8"}, "zero_q and meta_zero are no codes of eight bits"),
         ({"compute_dtype": Name("torch", "bfloat16")}, "compute_dtype is none of torch.float16, torch.float32"),
-        ({"shape": size(31, 1)}, r"zero_q \[32, 1\] does not fit 1 scales along axis '0'"),
+        ({"shape": size(31, 1)}, r"zero_q \[32, 1\] does not fit 1 scales along axis 0"),
         ({"scale": None}, "zero_q and meta_zero are no codes"),
         ({"zero": tensor("s", np.ones(32, np.float16))}, r"zero_q \[32, 1\] does not fit 1 scales"),
         ({"scale": tensor("z", np.ones((), np.uint8))}, "meta_zero has scales of U8 and zeros of F16"),
@@ -178,6 +178,11 @@ MALFORMED = {
     "no storage": ({"w": tensor("0", VALUES, storage=None)}, "'w': has no storage"),
     "of no key": ({"w": tensor("7", VALUES)}, "'w': its storage is missing"),
     "a shape of text": ({"w": tensor("0", VALUES, shape="34")}, "'w': has no shape"),
+    "no arguments": ({"w": Called(Name("torch._utils", "_rebuild_tensor_v3"), ())}, "'w': has no storage"),
+    "no dtype": (
+        {"w": Called(Name("torch._utils", "_rebuild_tensor_v3"), GOOD.arguments[:4])},
+        "'w': its storage is missing",
+    ),
     "twice": ({"a": {"b": GOOD}, "a.b": GOOD}, "'a.b': is there twice"),
     "no stack": (b"\x80\x02R.", "is a damaged pickle"),
     "cut": (b"\x80\x02" + instructions({"w": GOOD})[:-9], "is a damaged pickle"),

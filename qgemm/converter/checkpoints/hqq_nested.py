@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,29 +22,10 @@ from qgemm.files.pickled import Call, Global
 from qgemm.files.safetensors import Entry
 from qgemm.files.torch_archive import SIZE
 
-from ..array_weights import Stored
+from ..array_weights import Computed, Stored
 from .matrix import FLOATS, floats_of
 
 DTYPES = {"torch.float16": "F16", "torch.float32": "F32"}
-
-
-class _Decoded(NamedTuple):
-    """A quantized tensor that is decoded as it is read, with the interface of a file."""
-
-    path: str
-    codes: Stored
-    scale: NDArray[Any]
-    zero: NDArray[Any]
-    axis: int
-
-    def read(self, entry: Entry, start: int, stop: int) -> NDArray[Any]:
-        """Elements start to stop."""
-        codes = self.codes.file.read(self.codes.entry, start, stop).astype(entry.dtype)
-        position, count = np.arange(start, stop), len(self.scale)
-        group = position % count if self.axis == 0 else position // (prod(self.codes.entry.shape) // count)
-        with np.errstate(all="ignore"):  # the file may hold any bits
-            numbers: NDArray[Any] = (codes - self.zero[group]) * self.scale[group]
-        return numbers
 
 
 def decoded(path: str, module: str, part: str, stored: Mapping[str, Stored], settings: Mapping[str, Any]) -> Stored:
@@ -66,12 +47,27 @@ def decoded(path: str, module: str, part: str, stored: Mapping[str, Stored], set
     if codes is None or scale is None or zero is None or packing != "8bit_u8" or settings.get(f"{meta}.view_as_float"):
         raise refuse(f"{part}_q and meta_{part} are no codes of eight bits with a scale and a zero")
     rows, count = codes.entry.shape, prod(scale.entry.shape)
+    axis = 0 if count == 1 else axis  # one scale for all
     across = len(rows) == 2 and axis in (0, 1) and count == rows[1 - axis]
-    fits = type(shape) is tuple and all(type(n) is int for n in shape) and prod(shape) == prod(rows)
-    if codes.entry.type != "U8" or not fits or not (across or count == 1) or prod(zero.entry.shape) != count:
-        raise refuse(f"{part}_q {list(rows)} does not fit {count} scales along axis {shown(str(axis))}")
+    shape = shape if type(shape) is tuple and all(type(n) is int for n in shape) else ()
+    if (
+        codes.entry.type != "U8"
+        or prod(shape) != prod(rows)
+        or not (across or count == 1)
+        or prod(zero.entry.shape) != count
+    ):
+        raise refuse(f"{part}_q {list(rows)} does not fit {count} scales along axis {axis if type(axis) is int else 0}")
     if scale.entry.type not in FLOATS or zero.entry.type not in FLOATS:
         raise refuse(f"meta_{part} has scales of {scale.entry.type} and zeros of {zero.entry.type}")
-    entry = Entry(kind, shape, 0)
-    numbers = (floats_of(p, p.file.read(p.entry, 0, count)).astype(entry.dtype) for p in (scale, zero))
-    return Stored(_Decoded(path, codes, *numbers, axis if across else 0), entry)
+    entry = Entry(kind, tuple(shape), 0)
+    scales, zeros = (floats_of(p, p.file.read(p.entry, 0, count)).astype(entry.dtype) for p in (scale, zero))
+
+    def compute(start: int, stop: int) -> NDArray[Any]:
+        position = np.arange(start, stop)
+        group = position % count if axis == 0 else position // (prod(rows) // count)
+        numbers = codes.file.read(codes.entry, start, stop).astype(entry.dtype)
+        with np.errstate(all="ignore"):  # the file may hold any bits
+            weights: NDArray[Any] = (numbers - zeros[group]) * scales[group]
+        return weights
+
+    return Stored(Computed(path, compute), entry)
