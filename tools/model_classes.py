@@ -1,7 +1,9 @@
 """Write tests/data/model_classes.json: the config and the tensors of a tiny checkpoint of each model class.
 
     python tools/model_classes.py [CLASS ...]           checkpoints, with transformers installed
+    python tools/model_classes.py --keys [CLASS ...]    keys of config classes, likewise, in tests/data/config_keys.json
     python tools/model_classes.py --files [CLASS ...]   keys and tensors of the .gguf file that each becomes
+    python tools/model_classes.py --logits [CLASS ...]  what llama.cpp computes with it, with llama_cpp installed
 
 Without CLASS all of them are made.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from model_configs import CONFIGS  # noqa: E402
 
+KEYS = ROOT / "tests" / "data" / "config_keys.json"
 TARGET = ROOT / "tests" / "data" / "model_classes.json"
 OMITTED = {"transformers_version", "_name_or_path", "dtype"}
 
@@ -39,21 +43,61 @@ def checkpoint(name: str) -> dict[str, Any]:
     return {"config": {key: config[key] for key in config if key not in OMITTED}, "tensors": shapes}
 
 
+def config_keys(name: str) -> dict[str, Any]:
+    """The keys of a config class with their defaults; null for objects and lists."""
+    import transformers
+
+    config = getattr(transformers, name).config_class()
+    configs = (config, config.get_text_config())
+    defaults: dict[str, Any] = {}
+    for part in configs:
+        fields_of_class = {field.name: field.default for field in fields(part) if field.init}
+        values = {**dict.fromkeys(fields_of_class), **part.to_dict()}
+        for key, value in values.items():
+            default = fields_of_class.get(key, value)
+            plain = type(default) in (bool, int, float, str) and key not in OMITTED
+            defaults[key] = default if plain else None
+    return dict(sorted(defaults.items()))
+
+
 def file(name: str) -> dict[str, Any]:
     """The keys and the shapes of the file that the checkpoint of a class becomes."""
-    from class_folders import converted, folder, plain
+    from class_folders import converted, digest, folder, plain
 
     with tempfile.TemporaryDirectory() as path:
         tensors, metadata = converted(folder(Path(path) / "m", name), Path(path) / "y.gguf")
-    return {"keys": plain(metadata), "file": {key: list(values.shape) for key, values in tensors.items()}}
+    return {"keys": plain(metadata), "digest": digest(tensors),
+            "file": {key: list(values.shape) for key, values in tensors.items()}}  # fmt: skip
+
+
+def logits(name: str) -> dict[str, Any]:
+    """The logits of llama.cpp after a few tokens."""
+    from class_folders import TOKENS, converted, folder
+    from llama_cpp import Llama
+
+    with tempfile.TemporaryDirectory() as path:
+        converted(folder(Path(path) / "m", name), Path(path) / "y.gguf")
+        model = Llama(
+            str(Path(path) / "y.gguf"), n_ctx=64, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False
+        )
+        model.eval(TOKENS)
+    return {"logits": [round(float(value), 5) for value in model.scores[len(TOKENS) - 1]]}
+
+
+MAKERS = {"--files": file, "--logits": logits}
 
 
 def main() -> None:
-    """Make the checkpoints or the files of the classes named, all by default."""
+    """Make the checkpoints, the keys, the files or the logits of the classes named, all by default."""
     arguments = sys.argv[1:]
-    make = file if arguments[:1] == ["--files"] else checkpoint
+    names = [name for name in arguments if not name.startswith("--")] or list(CONFIGS)
+    if arguments[:1] == ["--keys"]:
+        keys = json.loads(KEYS.read_text())
+        KEYS.write_text(json.dumps({**keys, **{name: config_keys(name) for name in names}}, indent=0) + "\n")
+        return
+    make = MAKERS.get(arguments[0], checkpoint) if arguments else checkpoint
     document = json.loads(TARGET.read_text()) if TARGET.exists() else {}
-    for name in [name for name in arguments if name != "--files"] or CONFIGS:
+    for name in names:
         document[name] = {**document.get(name, {}), **make(name)}
     lines = [f"{json.dumps(name)}: {json.dumps(document[name])}" for name in CONFIGS if name in document]
     TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")

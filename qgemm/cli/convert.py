@@ -49,7 +49,7 @@ DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST. An existing DST is replaced only with --force, and then whole
 or not at all; a file of SRC is never replaced.
 
-  SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
+  SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz, .pt;
         checkpoints quantized by AWQ, GPTQ, auto-round or as kbit; files of other names by their content;
         a Hugging Face folder becomes a model that llama.cpp loads, the folder of a LoRA adapter a .gguf adapter
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16; with --layout a folder

@@ -17,6 +17,8 @@ from .architecture_record import (
 )  # fmt: skip
 from .family_architectures import FAMILIES
 from .fused_weights import gpt_oss_experts, joined_experts
+from .gemma_architectures import GEMMAS
+from .hybrid_architectures import HYBRIDS
 from .hyperparameters import (
     common_keys,
     gemma2_keys,
@@ -114,4 +116,6 @@ ARCHITECTURES = {
         read_rotary=("truncate",),
     ),
     **FAMILIES,
+    **HYBRIDS,
+    **GEMMAS,
 }  # fmt: skip

@@ -31,8 +31,15 @@ def _boolean(text: str) -> np.bool_:
     return np.bool_(text == "true")
 
 
+def _unsigned(text: str) -> np.uint32:
+    number = int(text)
+    if not 0 <= number < 2**32:  # NumPy before 2 would take it modulo 2**32
+        raise ValueError
+    return np.uint32(number)
+
+
 TYPES: dict[str, Callable[[str], Any]] = {  # the types of GGUF that llama-quantize stores
-    "int": lambda text: np.uint32(int(text)),
+    "int": _unsigned,
     "float": lambda text: np.float32(float(text)),
     "bool": _boolean,
     "str": str,

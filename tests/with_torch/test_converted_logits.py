@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from class_folders import CLASSES, TOKENS, folder
 from model_configs import CONFIGS as MODEL_CONFIGS
 
 import qgemm
@@ -55,6 +56,36 @@ def test_logits_of_folder_and_file_by_the_folders_config(name, tmp_path):
     qgemm.convert(tmp_path / "folder", tmp_path / "model.gguf", "f32")
     loaded = kind.from_pretrained(tmp_path, gguf_file="model.gguf", config=config, dtype=torch.float32).eval()
     assert_same_logits(loaded, model)
+
+
+BOUNDS = {"Gemma3nForCausalLM": 1e-2}  # 21 layers, of which ten keep the largest 5% of their numbers
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_logits_of_llama_cpp(name, tmp_path, monkeypatch):
+    """llama.cpp computed these with the file whose digest tests/test_convert_classes.py compares.
+
+    Its GELU is a table of float16, so that a few differ in the third digit.
+    """
+    kind = getattr(transformers, name)
+    model = kind.from_pretrained(folder(tmp_path / "m", name), dtype=torch.float32).eval()
+    if name.startswith(("Gemma3n", "Gemma4")):  # more layers, which amplify the rounding
+        for module in model.modules():
+            if isinstance(module, transformers.activations.GELUTanh):
+                monkeypatch.setattr(module, "act", gelu_of_ggml)
+    if name.startswith("Gemma3n"):  # llama.cpp divides the variance by one less than the size, transformers by the size
+        std = torch.std
+        monkeypatch.setattr(torch, "std", lambda x, **options: std(x, **{**options, "unbiased": True}))
+    if name == "Llama4ForConditionalGeneration":  # transformers 5.24 computes no logits of text without an image
+        model = model.language_model
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0, -1]
+    torch.testing.assert_close(logits, torch.tensor(CLASSES[name]["logits"]), rtol=0, atol=BOUNDS.get(name, 2e-3))
+
+
+def gelu_of_ggml(x):
+    """GELU as ggml's table has it: of numbers in float16, in float16."""
+    return torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
 
 
 def random_model(config):
