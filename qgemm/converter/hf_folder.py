@@ -48,10 +48,12 @@ def model_config(folder: str) -> tuple[Config, Architecture] | None:
     if not os.path.exists(config_path):
         return None
     values = json_object(config_path)
-    where = shown_path(config_path)
-    names = values.get("architectures")
-    if not names:
-        return None
+    return config_of(shown_path(config_path), values) if values.get("architectures") else None
+
+
+def config_of(where: str, values: Mapping[str, Any]) -> tuple[Config, Architecture]:
+    """The checked config of a document that names an architecture; `where` names it in errors."""
+    names = values["architectures"]
     check_config(where, {"architectures": names})
     architecture = ARCHITECTURES.get(names[0])
     if architecture is None:
