@@ -247,7 +247,9 @@ class _File:
         values: dict[str, Any] = {f"{self.architecture}.{key}": value for key, value in implied.items()}
         values |= keys
         for key, value in self.source.metadata.items():
-            if key.startswith(f"{self.architecture}.") and not np.array_equal(values.get(key), value):
+            if not key.startswith(f"{self.architecture}."):
+                continue
+            if key not in values or not np.array_equal(values[key], value):
                 rule = f"{shown(str(value))} cannot be expressed by the config of a {self.inverse.name}"
                 raise self._refusal(f"key {shown(key)}", rule)
         for name in self._differing(back, config):
