@@ -262,3 +262,15 @@ def test_a_dequantized_model_is_saved_dense(folder, tmp_path):
     loaded = diffusers.FluxTransformer2DModel.from_pretrained(tmp_path)
     assert kinds(loaded) == set()
     assert_same(output(loaded), output(model))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("kind", ["leaf_level", "block_level"])
+def test_offload_of_groups(kind, on_disk, folder, tmp_path):
+    """From the CPU to itself; with a stream it needs a GPU, where it assigns to `weight.data` (test_offload.py)."""
+    model, cpu = load(folder), torch.device("cpu")
+    expected = output(model)
+    blocks = {"num_blocks_per_group": 1} if kind == "block_level" else {}
+    model.enable_group_offload(cpu, cpu, kind, **blocks, **({"offload_to_disk_path": str(tmp_path)} if on_disk else {}))
+    for _ in range(2):
+        assert_same(output(model), expected)
