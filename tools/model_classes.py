@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from model_configs import CONFIGS  # noqa: E402
+from model_configs import CONFIGS, STAND_INS  # noqa: E402
 
 KEYS = ROOT / "tests" / "data" / "config_keys.json"
 TARGET = ROOT / "tests" / "data" / "model_classes.json"
@@ -33,11 +33,14 @@ def checkpoint(name: str) -> dict[str, Any]:
     import transformers
     from safetensors import safe_open
 
-    kind = getattr(transformers, name)
+    stand_in, values = STAND_INS.get(name, (name, CONFIGS[name]))
+    kind = getattr(transformers, stand_in)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        kind(kind.config_class(**CONFIGS[name])).save_pretrained(folder)
+        kind(kind.config_class(**values)).save_pretrained(folder)
         config = json.loads((Path(folder) / "config.json").read_text())
+        if name in STAND_INS:
+            config = {"architectures": [name], **CONFIGS[name]}
         with safe_open(Path(folder) / "model.safetensors", "np") as file:
             shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     return {"config": {key: config[key] for key in config if key not in OMITTED}, "tensors": shapes}

@@ -140,6 +140,10 @@ GEMMA2: Rules = {
     "query_pre_attn_scalar": scale_of_head(256, 46), "layer_types": every(2),
 }  # fmt: skip
 GRANITE: Rules = LLAMA
+INTERNLM3: Rules = {"hidden_act": SILU, "qkv_bias": decided_elsewhere(False), "bias": decided_elsewhere(False)}
+MINICPM: Rules = {
+    "hidden_act": SILU, "attention_bias": OFF, "sparse_config": NONE, "mup_denominator": decided_elsewhere(32)
+}  # fmt: skip
 OLMO2: Rules = {"hidden_act": SILU, "attention_bias": OFF}
 OLMOE: Rules = {**OLMO2, "clip_qkv": NONE, "norm_topk_prob": OFF}
 SEED_OSS: Rules = {
