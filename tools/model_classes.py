@@ -74,17 +74,28 @@ def file(name: str) -> dict[str, Any]:
 
 
 def logits(name: str) -> dict[str, Any]:
-    """The logits of llama.cpp after a few tokens."""
+    """The logits of llama.cpp after a few tokens, of an encoder the vector of the last one."""
+    import llama_cpp
     from class_folders import TOKENS, converted, folder
-    from llama_cpp import Llama
 
+    from qgemm.converter.encoder_architectures import ENCODERS
+
+    encoder = name in ENCODERS
     with tempfile.TemporaryDirectory() as path:
         converted(folder(Path(path) / "m", name), Path(path) / "y.gguf")
-        model = Llama(
-            str(Path(path) / "y.gguf"), n_ctx=64, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False
-        )
-        model.eval(TOKENS)
-    return {"logits": [round(float(value), 5) for value in model.scores[len(TOKENS) - 1]]}
+        model = llama_cpp.Llama(
+            str(Path(path) / "y.gguf"), n_ctx=64, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False,
+            embedding=encoder, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_NONE if encoder else -1,
+        )  # fmt: skip
+        last = len(TOKENS) - 1
+        if encoder:
+            tokens = (llama_cpp.llama_token * len(TOKENS))(*TOKENS)
+            assert not llama_cpp.llama_encode(model.ctx, llama_cpp.llama_batch_get_one(tokens, len(TOKENS)))
+            scores = llama_cpp.llama_get_embeddings_ith(model.ctx, last)[: model.n_embd()]
+        else:
+            model.eval(TOKENS)
+            scores = model.scores[last]
+    return {"logits": [round(float(value), 5) for value in scores]}
 
 
 MAKERS = {"--files": file, "--logits": logits}

@@ -130,6 +130,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "scale_emb": FACTOR,
         "scale_depth": FACTOR,
         "dim_model_base": SIZE,
+        "type_vocab_size": COUNT,
         "tie_word_embeddings": FLAG,
         "rope_theta": ROTARY_BASE,
         "rope_local_base_freq": ROTARY_BASE,
