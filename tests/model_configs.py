@@ -25,6 +25,8 @@ ENCODER = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }  # fmt: skip
+MODERN = {**ENCODER, "num_hidden_layers": 5, "local_attention": 8, "pad_token_id": 0, "bos_token_id": 1,
+          "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
 PATTERN = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 LINEAR = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -173,6 +175,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "BertModel": ENCODER, "BertForMaskedLM": ENCODER, "XLMRobertaModel": {**ENCODER, "pad_token_id": 1},
     "RobertaModel": {**ENCODER, "pad_token_id": 1},
+    "ModernBertModel": MODERN, "ModernBertForMaskedLM": MODERN,
     "InternLM3ForCausalLM": {
         **SIZES, "rms_norm_eps": 1e-5, "hidden_act": "silu", "head_dim": 16, "qkv_bias": True, "bias": True,
         "rope_theta": 50000, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "tie_word_embeddings": False,

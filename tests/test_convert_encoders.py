@@ -10,6 +10,7 @@ import pytest
 from class_folders import converted, digest, folder, tensors_of
 from gguf import PoolingType
 from numpy.testing import assert_array_equal
+from tokenizer_folders import bpe
 
 from qgemm.errors import CheckpointError
 
@@ -73,6 +74,30 @@ def test_no_pooling_without_its_config(tmp_path):
 def test_other_pooling_is_refused(pooling, name, tmp_path):
     with pytest.raises(CheckpointError, match=rf"1_Pooling/config\.json: pooling by .*{name}.* is not known"):
         pooled(tmp_path / "m", **pooling)
+
+
+def test_periods_of_modern_bert(tmp_path):
+    """The first layer of a period has full attention; older configs name the period and the bases of both kinds."""
+    kinds = ["full_attention", "sliding_attention"] * 2 + ["full_attention"]
+    _, metadata = converted(folder(tmp_path / "m", "ModernBertModel", layer_types=kinds), tmp_path / "y.gguf")
+    assert metadata["modern-bert.attention.sliding_window_pattern"] == 2
+    older = {"layer_types": None, "rope_parameters": None, "global_attn_every_n_layers": 4, "local_rope_theta": 20000.0}
+    _, metadata = converted(folder(tmp_path / "m", "ModernBertModel", **older), tmp_path / "y.gguf")
+    assert metadata["modern-bert.attention.sliding_window_pattern"] == 4
+    assert metadata["modern-bert.rope.freq_base"] == 160000
+    assert metadata["modern-bert.rope.freq_base_swa"] == 20000
+    with pytest.raises(CheckpointError, match=r"layer_types: .* have full attention elsewhere"):
+        converted(folder(tmp_path / "m", "ModernBertModel", layer_types=["sliding_attention"] * 5), tmp_path / "y.gguf")
+
+
+def test_first_and_last_tokens_of_modern_bert(tmp_path):
+    path = folder(tmp_path / "m", "ModernBertModel")
+    document = bpe()
+    document["post_processor"] = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}]}
+    (path / "tokenizer.json").write_text(json.dumps(document))
+    (path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "add_eos_token": False}))
+    _, metadata = converted(path, tmp_path / "y.gguf")
+    assert [bool(metadata[f"tokenizer.ggml.add_{role}_token"]) for role in ("bos", "eos", "sep")] == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "scale_depth": FACTOR,
         "dim_model_base": SIZE,
         "type_vocab_size": COUNT,
+        "global_attn_every_n_layers": COUNT,
+        "local_attention": SIZE,
         "tie_word_embeddings": FLAG,
         "rope_theta": ROTARY_BASE,
         "rope_local_base_freq": ROTARY_BASE,

@@ -16,7 +16,8 @@ FULL, WINDOW = "full_attention", "sliding_attention"
 NO_EFFECT = {
     # settings of training, of speed, and of outputs other than logits
     "attention_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop", "initializer_range",
-    "hidden_dropout_prob", "attention_probs_dropout_prob",
+    "hidden_dropout_prob", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction",
+    "sparse_pred_ignore_index", "cls_token_id", "reference_compile", "attention_probs_dropout_prob",
     "router_aux_loss_coef", "attn_pdrop", "hidden_dropout", "embedding_dropout", "classifier_dropout", "slow_but_exact",
     "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
     *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
