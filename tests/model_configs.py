@@ -21,6 +21,12 @@ MLA = {
     "num_key_value_heads": 4, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                                                "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 32},
 }  # fmt: skip
+ENCODER = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+MODERN = {**ENCODER, "num_hidden_layers": 5, "local_attention": 8, "pad_token_id": 0, "bos_token_id": 1,
+          "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
 PATTERN = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 LINEAR = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -167,4 +173,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": 60, "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 11,
         "layer_types": ([*["sliding_attention"] * 4, "full_attention"] * 5)[:21],
     },
+    "BertModel": ENCODER, "BertForMaskedLM": ENCODER, "XLMRobertaModel": {**ENCODER, "pad_token_id": 1},
+    "RobertaModel": {**ENCODER, "pad_token_id": 1},
+    "ModernBertModel": MODERN, "ModernBertForMaskedLM": MODERN,
+    "InternLM3ForCausalLM": {
+        **SIZES, "rms_norm_eps": 1e-5, "hidden_act": "silu", "head_dim": 16, "qkv_bias": True, "bias": True,
+        "rope_theta": 50000, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "tie_word_embeddings": False,
+    },
+    "MiniCPMForCausalLM": {
+        **SIZES, "rms_norm_eps": 1e-5, "hidden_act": "silu", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16,
+    },
+}  # fmt: skip
+
+# Class that transformers does not have -> the class that computes the same, with the same names, and its config.
+STAND_INS: dict[str, tuple[str, dict[str, Any]]] = {
+    "InternLM3ForCausalLM": ("LlamaForCausalLM", {
+        **SIZES, "rms_norm_eps": 1e-5, "head_dim": 16, "attention_bias": True, "mlp_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+    }),
+    "MiniCPMForCausalLM": ("GraniteForCausalLM", {
+        **SIZES, "rms_norm_eps": 1e-5, "embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5,
+        "logits_scaling": 4.0, "attention_multiplier": 0.25, "tie_word_embeddings": True,
+    }),
 }  # fmt: skip

@@ -178,6 +178,9 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
         ("Llama4ForCausalLM", {"moe_layers": [0, 2]}, "moe_layers"),
         ("Ministral3ForCausalLM", {"sliding_window": 64}, "sliding_window: '64'"),
         ("ApertusForCausalLM", {"hidden_act": "silu"}, "hidden_act"),
+        ("MiniCPMForCausalLM", {"sparse_config": {"kernel_size": 32}}, "sparse_config"),
+        ("MiniCPMForCausalLM", {"rope_scaling": {"rope_type": "longrope"}}, "rope_type: 'longrope' is not known"),
+        ("InternLM3ForCausalLM", {"rope_scaling": {"rope_type": "cubic"}}, "rope_type: 'cubic'"),
         ("Gemma4ForCausalLM", {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}, "layer_types"),
         ("Gemma4ForCausalLM", {"per_layer_config": {"2": {"head_dim": 32}}}, "per_layer_config"),
         ("Gemma4ForConditionalGeneration", {"text_config": CLASSES["Gemma4ForConditionalGeneration"]["config"][

@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from model_configs import CONFIGS  # noqa: E402
+from model_configs import CONFIGS, STAND_INS  # noqa: E402
 
 KEYS = ROOT / "tests" / "data" / "config_keys.json"
 TARGET = ROOT / "tests" / "data" / "model_classes.json"
@@ -33,11 +33,14 @@ def checkpoint(name: str) -> dict[str, Any]:
     import transformers
     from safetensors import safe_open
 
-    kind = getattr(transformers, name)
+    stand_in, values = STAND_INS.get(name, (name, CONFIGS[name]))
+    kind = getattr(transformers, stand_in)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        kind(kind.config_class(**CONFIGS[name])).save_pretrained(folder)
+        kind(kind.config_class(**values)).save_pretrained(folder)
         config = json.loads((Path(folder) / "config.json").read_text())
+        if name in STAND_INS:
+            config = {"architectures": [name], **CONFIGS[name]}
         with safe_open(Path(folder) / "model.safetensors", "np") as file:
             shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     return {"config": {key: config[key] for key in config if key not in OMITTED}, "tensors": shapes}
@@ -71,17 +74,28 @@ def file(name: str) -> dict[str, Any]:
 
 
 def logits(name: str) -> dict[str, Any]:
-    """The logits of llama.cpp after a few tokens."""
+    """The logits of llama.cpp after a few tokens, of an encoder the vector of the last one."""
+    import llama_cpp
     from class_folders import TOKENS, converted, folder
-    from llama_cpp import Llama
 
+    from qgemm.converter.encoder_architectures import ENCODERS
+
+    encoder = name in ENCODERS
     with tempfile.TemporaryDirectory() as path:
         converted(folder(Path(path) / "m", name), Path(path) / "y.gguf")
-        model = Llama(
-            str(Path(path) / "y.gguf"), n_ctx=64, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False
-        )
-        model.eval(TOKENS)
-    return {"logits": [round(float(value), 5) for value in model.scores[len(TOKENS) - 1]]}
+        model = llama_cpp.Llama(
+            str(Path(path) / "y.gguf"), n_ctx=64, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False,
+            embedding=encoder, pooling_type=llama_cpp.LLAMA_POOLING_TYPE_NONE if encoder else -1,
+        )  # fmt: skip
+        last = len(TOKENS) - 1
+        if encoder:
+            tokens = (llama_cpp.llama_token * len(TOKENS))(*TOKENS)
+            assert not llama_cpp.llama_encode(model.ctx, llama_cpp.llama_batch_get_one(tokens, len(TOKENS)))
+            scores = llama_cpp.llama_get_embeddings_ith(model.ctx, last)[: model.n_embd()]
+        else:
+            model.eval(TOKENS)
+            scores = model.scores[last]
+    return {"logits": [round(float(value), 5) for value in scores]}
 
 
 MAKERS = {"--files": file, "--logits": logits}

@@ -56,7 +56,8 @@ class Architecture(NamedTuple):
     in layers that have a router. by_layer: tensors that some layers have, by the config and the layer's number.
     optional: tensors of layers that may be missing. ends: tensors outside the layers, besides ends_by_config.
     renames: end of a tensor's name in a layer -> its name in the file, where the gguf package has none.
-    tokenizer: llama.cpp's kind of a BPE with pieces, where it is not "llama".
+    tokenizer: llama.cpp's kind of a BPE with pieces, where it is not "llama". pools: whether the model may be one of
+    Sentence Transformers, which say how vectors of tokens become one.
     numbers: end of a tensor's name -> the gguf package's method that writes its number, one of each layer, as a key.
     rotary_pairs: whether rows of queries and keys move into llama.cpp's rotary order.
     norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
@@ -93,6 +94,7 @@ class Architecture(NamedTuple):
     unread: Callable[[Config, Mapping[str, int]], Mapping[str, Floats]] = lambda config, sizes: {}
     renames: Mapping[str, str] = {}
     tokenizer: str = "llama"
+    pools: bool = False
 
     def shapes(self, config: Config, layer: int, experts: bool) -> Shapes:
         """The tensors of a layer with or without experts."""
@@ -127,6 +129,7 @@ def letters(config: Config, tokens: int) -> dict[str, int]:
         "M": config.integer("moe_intermediate_size") or ffn, "2M": 2 * (config.integer("moe_intermediate_size") or ffn),
         "S": config.integer("shared_expert_intermediate_size") or 0,
         **_latent_letters(config, heads), **_linear_letters(config), **_gemma_letters(config, heads), "1": 1,
+        "T": config.integer("type_vocab_size") or 0,
     }  # fmt: skip
 
 

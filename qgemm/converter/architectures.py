@@ -15,6 +15,7 @@ from .architecture_record import (
     Architecture,
     Shapes,
 )  # fmt: skip
+from .encoder_architectures import ENCODERS
 from .family_architectures import FAMILIES
 from .fused_weights import gpt_oss_experts, joined_experts
 from .gemma_architectures import GEMMAS
@@ -118,4 +119,5 @@ ARCHITECTURES = {
     **FAMILIES,
     **HYBRIDS,
     **GEMMAS,
+    **ENCODERS,
 }  # fmt: skip

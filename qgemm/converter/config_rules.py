@@ -16,6 +16,8 @@ FULL, WINDOW = "full_attention", "sliding_attention"
 NO_EFFECT = {
     # settings of training, of speed, and of outputs other than logits
     "attention_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop", "initializer_range",
+    "hidden_dropout_prob", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction",
+    "sparse_pred_ignore_index", "cls_token_id", "reference_compile", "attention_probs_dropout_prob",
     "router_aux_loss_coef", "attn_pdrop", "hidden_dropout", "embedding_dropout", "classifier_dropout", "slow_but_exact",
     "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
     *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
@@ -140,6 +142,10 @@ GEMMA2: Rules = {
     "query_pre_attn_scalar": scale_of_head(256, 46), "layer_types": every(2),
 }  # fmt: skip
 GRANITE: Rules = LLAMA
+INTERNLM3: Rules = {"hidden_act": SILU, "qkv_bias": decided_elsewhere(False), "bias": decided_elsewhere(False)}
+MINICPM: Rules = {
+    "hidden_act": SILU, "attention_bias": OFF, "sparse_config": NONE, "mup_denominator": decided_elsewhere(32)
+}  # fmt: skip
 OLMO2: Rules = {"hidden_act": SILU, "attention_bias": OFF}
 OLMOE: Rules = {**OLMO2, "clip_qkv": NONE, "norm_topk_prob": OFF}
 SEED_OSS: Rules = {

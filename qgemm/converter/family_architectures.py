@@ -108,6 +108,14 @@ FAMILIES = {
         MODEL_ARCH.ARCEE, llama_keys, {**LAYER, **UP_DOWN}, config_rules.ARCEE, rotary_pairs=True,
         factors={"llama3": llama3_factors},
     ),
+    "InternLM3ForCausalLM": Architecture(
+        MODEL_ARCH.LLAMA, llama_keys, LAYER, config_rules.INTERNLM3, rotary_pairs=True,
+        derived=family_keys.without_dynamic_scaling,
+    ),
+    "MiniCPMForCausalLM": Architecture(
+        MODEL_ARCH.MINICPM, family_keys.minicpm_keys, LAYER, config_rules.MINICPM, rotary_pairs=True,
+        defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1, **TIED},
+    ),
     "SmolLM3ForCausalLM": Architecture(
         MODEL_ARCH.SMOLLM3, llama_keys, LAYER, config_rules.SMOLLM3, rotary_pairs=True,
         factors={"llama3": llama3_factors}, defaults={"rope_theta": 2e6, **TIED},

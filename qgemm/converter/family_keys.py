@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
@@ -280,6 +281,21 @@ def hunyuan_sizes(config: Config) -> Mapping[str, Any]:
         "num_experts_per_tok": config.one_for_layers("moe_topk"), "num_shared_expert": shared,
         "shared_expert_intermediate_size": shared * config.need("intermediate_size"),
     }  # fmt: skip
+
+
+def minicpm_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of minicpm, whose three factors depend on its sizes."""
+    common_keys(config, writer)
+    writer.add_embedding_scale(config.need_number("scale_emb"))
+    writer.add_residual_scale(config.need_number("scale_depth") / sqrt(config.need("num_hidden_layers")))
+    writer.add_logit_scale(config.need("hidden_size") / config.need("dim_model_base"))
+
+
+def without_dynamic_scaling(config: Config) -> Mapping[str, Any]:
+    """No rotary scaling instead of a dynamic one, which has no effect up to max_position_embeddings."""
+    dynamic = rope_kind(config.rope) == "dynamic"
+    base = config.rope.number("rope_theta") or config.number("rope_theta")
+    return {"rope_scaling": None, "rope_parameters": None, "rope_theta": base} if dynamic else {}
 
 
 def llama4_keys(config: Config, writer: GGUFWriter) -> None:

@@ -25,6 +25,7 @@ from .architectures import ARCHITECTURES
 from .checkpoints.configs import MODEL
 from .config_keys import check_config
 from .config_rules import check_rules
+from .encoder_architectures import pooling_key
 from .hf_names import LAYER_NUMBER, LEFT_OUT, NUMBERED, OUTPUT, left_out_notes, rotary_order, spellings
 from .hyperparameters import WITH_FACTORS, Config, rope_kind
 from .keep_rules import keep_rule
@@ -84,6 +85,8 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     writer.add_type(GGUFType.MODEL)
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
+    if architecture.pools:
+        pooling_key(folder, writer)
     model.write_numbers(writer)
     tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture)
     notes = left_out_notes(model.left_out)

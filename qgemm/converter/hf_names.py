@@ -26,6 +26,8 @@ MODULES = {  # ends of names that the map has as modules
 LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to a separate file
     r"rotary_emb\.inv_freq$|\b(self_)?(attn|attention)\.(masked_)?bias$|position_ids$"
     r"|^(model\.)?mtp\."  # layers that predict further tokens
+    r"|^((bert|roberta)\.)?pooler\.dense\.|^cls\.(predictions|seq_relationship)\."
+    r"|^head\.(dense|norm)\.|^decoder\.(weight|bias)$"  # heads of encoders
     r"|\b(visual|vision\w*|audio\w*|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
     # scales of the activations and of the KV cache of a quantized checkpoint, which change no weight
     r"|\.(([qkv]|kv|input|output|attn_output|prob(_output)?)(_cache)?_(global_)?(scale(_inv)?|scaling_factor|zero_point)"

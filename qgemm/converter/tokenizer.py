@@ -41,6 +41,7 @@ OTHERS = (  # files of tokenizers that are not supported without one of the firs
     "tekken.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model",
 )  # fmt: skip
 MAX_PADDING = 1 << 16  # largest number of rows without a token; a text and a type are written for each
+TOKENS = Keys.Tokenizer
 PADDING_SCORE = -10000.0
 NUMBER = re.compile("[0-9]{1,9}")  # number of an added token
 CONTROL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
@@ -159,8 +160,9 @@ def _special(
                 special.special_token_ids.setdefault(role, number)
         if vocabulary.pre in ADD_BOS or vocabulary.kind == "t5":  # llama.cpp would add a token where the file is silent
             special.add_special_token.setdefault("bos" if merges else "eos", False)
-        if Keys.Tokenizer.ADD_BOS in writer.kv_data[0]:  # the architecture has decided
-            special.add_special_token.pop("bos", None)
+        for role, key in (("bos", TOKENS.ADD_BOS), ("eos", TOKENS.ADD_EOS), ("sep", TOKENS.ADD_SEP)):
+            if key in writer.kv_data[0]:  # the architecture has decided
+                special.add_special_token.pop(role, None)
         special.add_to_gguf(writer, quiet=True)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{where}: special tokens are not read: {shown(repr(error))}") from None
