@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of a test compiles all Pytho
 
 help:
 	@echo "make demo     set up, then answer a question with a packed model"
-	@echo "make check    the quick tests, without a compiler, a case in 20 of each: 2 to 3 minutes of processor time"
+	@echo "make check    the quick tests, without a compiler, a case in 20 of each: 3 to 4 minutes of processor time"
 	@echo "make test     set up, then run all tests         ARGS='-k q4_0'"
 	@echo "make gpu      on a GPU: its tests, which write the ledger"
 	@echo "make mutants  plant bugs, each of which a test must catch"
