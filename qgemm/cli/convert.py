@@ -49,9 +49,9 @@ DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST. An existing DST is replaced only with --force, and then whole
 or not at all; a file of SRC is never replaced.
 
-  SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
+  SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz, .pt;
         checkpoints quantized by AWQ, GPTQ, auto-round or as kbit; files of other names by their content;
-        a Hugging Face folder becomes a model that llama.cpp loads
+        a Hugging Face folder becomes a model that llama.cpp loads, the folder of a LoRA adapter a .gguf adapter
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16; with --layout a folder
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
         with --layout group formats: u4z_g128 (4 bits, zeros, groups of 128), u8_row, u3_g64_bf16 ...;
@@ -125,6 +125,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the token embedding is the output matrix, which SRC lacks though its config says that it has one",
     )
+    parser.add_argument(
+        "--base", metavar="FOLDER",
+        help="the base model of SRC, a folder with a LoRA adapter; by default the one that the adapter's config names",
+    )  # fmt: skip
     parser.add_argument(
         "--architecture", metavar="NAME", default="",
         help="general.architecture of DST: flux, wan ...; by default that of a diffusion model is told by its tensors",
@@ -203,6 +207,7 @@ def run(args: argparse.Namespace) -> int:
                 tuple(args.remove_kv),
                 parse_layers(args.prune_layers) if args.prune_layers else (),
             ),
+            args.base,
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

@@ -40,10 +40,14 @@ def list_of(kind: Kind) -> Kind:
     return Kind(f"list of {kind.name} each", lambda value: isinstance(value, list) and all(map(kind.holds, value)))
 
 
+def either(first: Kind, second: Kind) -> Kind:
+    """A value of one kind or the other."""
+    return Kind(f"{first.name}, nor a {second.name}", lambda value: first.holds(value) or second.holds(value))
+
+
 def one_or_list(kind: Kind) -> Kind:
     """A value of a kind, or a list of these."""
-    several = list_of(kind)
-    return Kind(f"{kind.name}, nor a list of these", lambda value: kind.holds(value) or several.holds(value))
+    return either(kind, list_of(kind)._replace(name="list of these"))
 
 
 def section(table: str) -> Kind:
@@ -120,7 +124,10 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "rotary_emb_base": ROTARY_BASE,
         **dict.fromkeys(("use_parallel_residual", "new_decoder_architecture", "multi_query", "norm_topk_prob"), FLAG),
         "sliding_window": WINDOW,
-        "sliding_window_pattern": WINDOW,
+        "sliding_window_pattern": either(WINDOW, TEXT),  # "LLLG": three layers with a window, one without
+        "no_rope_layers": list_of(whole(0, 1)),
+        "moe_layers": list_of(whole(0, 2**16)),
+        "moe_layer_end_index": whole(-1, 2**16),
         **{f"{name}_token_id": TOKENS for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
         "rms_norm_eps": number(0, 1),
         "attn_logit_softcapping": FACTOR,

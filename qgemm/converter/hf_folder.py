@@ -7,7 +7,7 @@ contradicts the config is refused by name. A folder whose config names no archit
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -43,22 +43,16 @@ ALONE = -1  # number of a tensor that is not stacked
 WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are stored minus one
 
 
-def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
-    """The source as a .gguf model if its folder's config names an architecture; otherwise unchanged.
-
-    tied: the token embedding is the output matrix, which the folder lacks, though the config does not say so.
-
-    CheckpointError for an unknown architecture, hyperparameter, tensor or tokenizer.
-    """
-    folder = path_string(path)
+def model_config(folder: str) -> tuple[Config, Architecture] | None:
+    """The checked config of a folder and the record of its architecture; None if it names no architecture."""
     config_path = os.path.join(folder, MODEL)
     if not os.path.exists(config_path):
-        return source
+        return None
     values = json_object(config_path)
     where = shown_path(config_path)
     names = values.get("architectures")
     if not names:
-        return source
+        return None
     check_config(where, {"architectures": names})
     architecture = ARCHITECTURES.get(names[0])
     if architecture is None:
@@ -68,7 +62,22 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     check_config(where, values)
     config = architecture.config(where, values)
     check_rules(config, architecture.rules, architecture.read_rotary)
-    model = _Model(source, config, architecture, tied)
+    return config, architecture
+
+
+def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
+    """The source as a .gguf model if its folder's config names an architecture; otherwise unchanged.
+
+    tied: the token embedding is the output matrix, which the folder lacks, though the config does not say so.
+
+    CheckpointError for an unknown architecture, hyperparameter, tensor or tokenizer.
+    """
+    folder = path_string(path)
+    described = model_config(folder)
+    if described is None:
+        return source
+    config, architecture = described
+    model = Model(source, config, architecture, tied)
     weights = model.weights()
     writer = GGUFWriter(None, MODEL_ARCH_NAMES[architecture.kind])
     writer.add_type(GGUFType.MODEL)
@@ -82,21 +91,21 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
 
 
-class _Model:
+class Model:
     """The tensors of a checkpoint under llama.cpp's names."""
 
     def __init__(self, source: Source, config: Config, architecture: Architecture, tied: bool) -> None:
         self.source, self.config, self.architecture, self.tied = source, config, architecture, tied
         self.where = shown_path(source.path)
         self.layers = config.need("num_hidden_layers")
-        if self.layers > len(source.weights):
-            raise config.refusal("num_hidden_layers", self.layers, f"is more than the {len(source.weights)} tensors")
         self.numbers: dict[str, dict[int, float]] = {}  # method of GGUFWriter -> layer -> number
         self.left_out = [name for name in source.weights if LEFT_OUT.search(name)]
         self.map = get_tensor_name_map(architecture.kind, 1)  # only layer 0: each layer's names cost 1 ms
 
     def weights(self) -> dict[str, Weight]:
         """All tensors by their new names: embedding and output first, then layer by layer."""
+        if self.layers > (count := len(self.source.weights)):
+            raise self.config.refusal("num_hidden_layers", self.layers, f"is more than the {count} tensors")
         by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number in the stack -> tensor
         for weight in self.source.weights.values():
             if LEFT_OUT.search(weight.name):
@@ -109,15 +118,15 @@ class _Model:
                 continue
             if self._is_number(weight):
                 continue
-            for part in self.architecture.split(weight, self.config, self._refusal):
-                new = self._name(part.name)
-                number = NUMBERED.search(part.name)
+            if not weight.shape:
+                raise self._refusal(weight.name, "has no axes")
+            for new, number, part in self.parts(weight):
                 experts = by_name.setdefault(new, {})
-                if experts.setdefault(int(number[2]) if number else ALONE, part) is not part:
+                if experts.setdefault(number, part) is not part:
                     raise self._refusal(part.name, f"would be {shown(new)}, as another tensor is already")
         if self.config.value("tie_word_embeddings") is True:
             by_name.pop(OUTPUT, None)
-        weights = {new: self._filled(new, experts) for new, experts in by_name.items()}
+        weights = {new: self.filled(new, experts) for new, experts in by_name.items()}
         sizes = self._sizes(weights)
         for name, numbers in self.architecture.unread(self.config, sizes).items():
             weights.setdefault(name, weight_from_numbers(name, numbers))
@@ -125,6 +134,12 @@ class _Model:
         for name, factors in self._factors().items():
             weights[name] = weight_from_numbers(name, factors)
         return {name: weights[name] for name in sorted(weights, key=_layer)}
+
+    def parts(self, weight: Weight) -> Iterator[tuple[str, int, Weight]]:
+        """The tensors of the file into which a tensor is split: the new name, the number in its stack, the weights."""
+        for part in self.architecture.split(weight, self.config, self._refusal):
+            number = NUMBERED.search(part.name)
+            yield self._name(part.name), int(number[2]) if number else ALONE, part
 
     def _name(self, old: str) -> str:
         layer = LAYER_NUMBER.search(old)
@@ -166,7 +181,7 @@ class _Model:
         layer = LAYER_NUMBER.search(name)
         return layer is not None and self.layers <= int(layer[1]) < self.layers + further
 
-    def _filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
+    def filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
         """A tensor under its new name, in llama.cpp's layout."""
         weights = [experts[number] for number in sorted(experts)]
         weight = weights[0]
@@ -214,15 +229,18 @@ class _Model:
         if OUTPUT not in weights and not (tied or self.tied):
             rule = "is missing, and tie_word_embeddings of the config is not true"
             raise self._refusal("lm_head.weight", f"{rule}; --tied makes the token embedding the output matrix")
-        for name, shape_letters in self._expected(weights):
+        for name, shape_letters in self.expected(weights):
             shape = tuple(sizes[letter] for letter in shape_letters.split())
             if name not in weights:
                 raise self._refusal(name, "is missing")
             if weights[name].shape != shape:
                 raise self._refusal(name, f"has shape {weights[name].shape}, {shape} by the config")
 
-    def _expected(self, weights: Mapping[str, Weight]) -> Iterator[tuple[str, str]]:
-        """The tensors of the model, each with its shape in letters."""
+    def expected(self, weights: Container[str]) -> Iterator[tuple[str, str]]:
+        """The tensors of the model, each with its shape in letters.
+
+        weights: the names that exist; a router or an optional tensor is expected only if it does.
+        """
         ends = {**self.architecture.ends, **self.architecture.ends_by_config(self.config)}
         yield from {**ends, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
         for layer in range(self.layers):

@@ -211,6 +211,17 @@ class PackedParameter(PackedWeight, metaclass=_ParameterMeta):
         """A parameter over the memory of `data`; like every packed weight it takes no gradient."""
         return torch.Tensor._make_subclass(cls, data, False)  # type: ignore[no-any-return]
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The bytes; assigning others, as diffusers' offload of groups does, frees the memory of the old ones."""
+        data: torch.Tensor = torch.Tensor.data.__get__(self)
+        return data
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, data)
+        release_moved(self, self.spelling)
+
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """`torch.Tensor.to`, except that bytes become tiles on their way to a GPU, and the file's on their way back."""
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
