@@ -8,8 +8,6 @@ from contextlib import suppress
 from functools import cache
 from queue import Empty, SimpleQueue
 
-from tqdm import tqdm
-
 from qgemm.system.process import after_fork, cpus, setting
 
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
@@ -92,6 +90,8 @@ def run_all(tasks: Sequence[Callable[[], bool]], progress: bool | None) -> int:
 
     The threads live for one call only, and end before it returns.
     """
+    from tqdm import tqdm  # a tenth of the time that a command needs to start
+
     cores = len(cpus())
     hidden = None if progress is None else not progress
     # Ctrl-C inside submit or as_completed of concurrent.futures may leave a lock held, at which its threads then wait

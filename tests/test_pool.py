@@ -26,6 +26,7 @@ pytestmark = [
 ]
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 PATIENCE = 60  # seconds that a busy machine may need
+LARGE, SMALL = (9000, 256), (1000, 256)  # weights that all threads multiply after a pause as well, and only in a series
 
 
 @pytest.fixture(autouse=True)
@@ -181,31 +182,64 @@ def nanoseconds(task: str) -> int:
     return int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[0])
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").is_file(), reason="the system does not say when threads run")
-def test_idle_threads_do_not_run(pool):
-    """Threads wait for a millisecond, then sleep: their time on a CPU stands still."""
-    pool.qgemm_threads(1)
-    before = tasks()
-    pool.qgemm_threads(4)
-    run(pool, 100, 10, lambda first, last: None)
-    helpers = tasks() - before
-    assert len(helpers) == 3
-    states = {}
+def sleepers(before: set[str]) -> dict[str, int]:
+    """The nanoseconds on a CPU of each thread that was started since, once all of them sleep."""
+    helpers, states = tasks() - before, {}
     for _ in range(PATIENCE * 100):
         time.sleep(0.01)
         states = {task: Path(f"/proc/self/task/{task}/stat").read_text().rpartition(") ")[2][0] for task in helpers}
         if set(states.values()) == {"S"}:
             break
     assert set(states.values()) == {"S"}, states
-    used = {task: nanoseconds(task) for task in helpers}
+    return {task: nanoseconds(task) for task in helpers}
+
+
+tells_when_threads_run = pytest.mark.skipif(
+    not Path("/proc/self/schedstat").is_file(), reason="the system does not say when threads run"
+)
+
+
+@tells_when_threads_run
+def test_idle_threads_do_not_run(pool):
+    """Threads wait for a millisecond, then sleep: their time on a CPU stands still."""
+    pool.qgemm_threads(1)
+    before = tasks()
+    pool.qgemm_threads(4)
+    run(pool, 100, 10, lambda first, last: None)
+    used = sleepers(before)
+    assert len(used) == 3
     time.sleep(0.1)
-    assert {task: nanoseconds(task) for task in helpers} == used
+    assert {task: nanoseconds(task) for task in used} == used
+
+
+@tells_when_threads_run
+def test_a_small_product_wakes_no_thread_after_a_pause(pool, monkeypatch):
+    """The caller computes it alone; in a series of them the threads wake."""
+    monkeypatch.setenv("QGEMM_THREADS", "2")
+    monkeypatch.setattr(parallel, "_chosen", None)
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((1, 256), np.float32)
+    small, large = (random_tensor(qgemm.FORMATS["q4_0"], *shape, rng) for shape in (SMALL, LARGE))
+    qgemm.matmul(x, small)  # compiles
+    pool.qgemm_threads(1)
+    pools._threads, before = 0, tasks()
+    qgemm.matmul(x, large)
+    used = sleepers(before)
+    assert len(used) == 1
+    for _ in range(3):
+        time.sleep(0.02)
+        qgemm.matmul(x, small)
+    assert sleepers(before) == used
+    end = time.monotonic() + PATIENCE
+    while {task: nanoseconds(task) for task in used} == used and time.monotonic() < end:
+        qgemm.matmul(x, small)
+    assert sleepers(before) != used
 
 
 def test_as_many_threads_as_are_chosen(monkeypatch, pool):
     """By the environment or by qgemm.threads; the caller is one of them."""
     rng = np.random.default_rng(2)
-    w, x = random_tensor(qgemm.FORMATS["q4_0"], 3000, 256, rng), rng.standard_normal((1, 256), np.float32)
+    w, x = random_tensor(qgemm.FORMATS["q4_0"], *LARGE, rng), rng.standard_normal((1, LARGE[1]), np.float32)
     pool.qgemm_threads(1)
     before = tasks()
     monkeypatch.setattr(parallel, "_chosen", None)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 import qgemm
 from qgemm import cpu, cuda, parallel
@@ -273,7 +274,7 @@ def shut_down(monkeypatch):
 
 def test_ctrl_c_leaves_what_was_not_begun(shut_down, monkeypatch):
     """It waits for tasks that have begun: no thread is left over."""
-    monkeypatch.setattr(parallel.tqdm, "monitor_interval", 0)  # the first bar starts a thread for all later ones
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # the first bar starts a thread for all later ones
     begun, before = [], threading.active_count()
 
     def task(index):

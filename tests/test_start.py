@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import qgemm
@@ -90,6 +91,18 @@ sys.exit(start())
 
 def test_importing_imports_nothing():
     code = "import sys, qgemm.cli.start; assert {'numpy', 'gguf', 'argparse', 'qgemm.api'}.isdisjoint(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
+
+
+def test_info_of_a_gguf_file_imports_no_converter(tmp_path):
+    """Nor progress bars: imports are most of the time of a short command."""
+    qgemm.write(str(tmp_path / "w.gguf"), {"w": np.zeros((2, 32), np.float32)})
+    code = f"""
+import sys
+from qgemm.cli.main import main
+assert main(["info", {str(tmp_path / "w.gguf")!r}]) == 0
+assert {{"tqdm", "qgemm.converter", "qgemm.evaluation"}}.isdisjoint(sys.modules)
+"""
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True)
 
 

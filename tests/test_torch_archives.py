@@ -73,11 +73,65 @@ def test_qmodel_of_hqq(nested, options, tmp_path):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("name", ["quant_zero", "quant_scale", "view_as_float"])
-def test_settings_of_hqq_that_are_not_read(name, nested, tmp_path):
-    inner = {"meta_zero": {"nbits": 8, "compute_dtype": Name("torch", "float16")}}
-    qmodel(tmp_path / "m", nested=nested, settings={name: True, **inner})
-    with pytest.raises(CheckpointError, match=f"'{MODULE}': {name} is set, which is not read"):
+def test_viewed_as_floats(nested, tmp_path):
+    qmodel(tmp_path / "m", nested=nested, settings={"view_as_float": True})
+    with pytest.raises(CheckpointError, match=f"'{MODULE}': view_as_float is set, which is not read"):
+        open_source(tmp_path / "m")
+
+
+def quantized_zeros(folder, *, groups: str = "tensor", part: str = "zero", change: dict | None = None) -> np.ndarray:
+    """A module whose zeros (part) are codes of eight bits; returns the weights. groups: "tensor", "columns", "rows"."""
+    rng = np.random.default_rng(1)
+    n, k = 8, 128
+    codes, numbers = rng.integers(0, 16, (n * k // 32, 32)), (rng.random((n * k // 32, 1)) / 8).astype(np.float16)
+    shape = {"tensor": (32, 1), "columns": (8, 4), "rows": (4, 8)}[groups]
+    inner = rng.integers(0, 256, shape).astype(np.uint8)
+    outer_shape = {"tensor": (), "columns": (1, 4), "rows": (4, 1)}[groups]
+    scale, zero = ((rng.random(outer_shape) * factor).astype(np.float16) for factor in (0.1, 60))
+    outer = ((inner.astype(np.float16) - zero) * scale).reshape(32, 1)
+    scales, zeros = (numbers, outer) if part == "zero" else (outer, numbers)
+    meta = {
+        "nbits": 8, "group_size": None, "shape": size(32, 1), "scale": tensor("b", np.asarray(scale)),
+        "zero": tensor("c", np.asarray(zero)), "axis": int(groups == "rows"), "packing": "8bit_u8",
+        "compute_dtype": Name("torch", "float16"), **(change or {}),
+    }  # fmt: skip
+    packed = (codes[:16] << 4 | codes[16:]).astype(np.uint8)
+    module = {
+        "W_q": tensor("w", packed), "meta": {
+            "nbits": 4, "group_size": 32, "shape": size(n, k), "axis": 1, "packing": "4bit_u8",
+            ("scale" if part == "zero" else "zero"): tensor("s", numbers), f"{part}_q": tensor("z", inner),
+            "quant_zero": part == "zero", "quant_scale": part == "scale", f"meta_{part}": meta,
+        },
+    }  # fmt: skip
+    arrays = {"w": packed, "s": numbers, "z": inner, "b": np.asarray(scale), "c": np.asarray(zero)}
+    torch_archives.write(folder / "qmodel.pt", {MODULE: module}, arrays)
+    return ((codes - zeros.astype(np.float32)) * scales.astype(np.float32)).astype(np.float32).reshape(n, k)
+
+
+@pytest.mark.parametrize("groups", ["tensor", "columns", "rows"])
+@pytest.mark.parametrize("part", ["zero", "scale"])
+def test_zeros_of_hqq_that_are_quantized(groups, part, tmp_path):
+    """The library decodes them in float16, both steps."""
+    want = quantized_zeros(tmp_path / "m", groups=groups, part=part)
+    with qgemm.load(tmp_path / "m") as model:
+        assert list(model) == [NAME]
+        assert_array_equal(model[NAME].dequantize(), want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"packing": "4bit_u8"}, "zero_q and meta_zero are no codes of eight bits"),
+        ({"compute_dtype": Name("torch", "bfloat16")}, "compute_dtype is none of torch.float16, torch.float32"),
+        ({"shape": size(31, 1)}, r"zero_q \[32, 1\] does not fit 1 scales along axis 0"),
+        ({"scale": None}, "zero_q and meta_zero are no codes"),
+        ({"zero": tensor("s", np.ones(32, np.float16))}, r"zero_q \[32, 1\] does not fit 1 scales"),
+        ({"scale": tensor("z", np.ones((), np.uint8))}, "meta_zero has scales of U8 and zeros of F16"),
+    ],
+)
+def test_quantized_zeros_that_do_not_fit(change, message, tmp_path):
+    quantized_zeros(tmp_path / "m", change=change)
+    with pytest.raises(CheckpointError, match=f"'{MODULE}': quant_zero: {message}"):
         open_source(tmp_path / "m")
 
 
@@ -124,6 +178,11 @@ MALFORMED = {
     "no storage": ({"w": tensor("0", VALUES, storage=None)}, "'w': has no storage"),
     "of no key": ({"w": tensor("7", VALUES)}, "'w': its storage is missing"),
     "a shape of text": ({"w": tensor("0", VALUES, shape="34")}, "'w': has no shape"),
+    "no arguments": ({"w": Called(Name("torch._utils", "_rebuild_tensor_v3"), ())}, "'w': has no storage"),
+    "no dtype": (
+        {"w": Called(Name("torch._utils", "_rebuild_tensor_v3"), GOOD.arguments[:4])},
+        "'w': its storage is missing",
+    ),
     "twice": ({"a": {"b": GOOD}, "a.b": GOOD}, "'a.b': is there twice"),
     "no stack": (b"\x80\x02R.", "is a damaged pickle"),
     "cut": (b"\x80\x02" + instructions({"w": GOOD})[:-9], "is a damaged pickle"),

@@ -20,6 +20,8 @@ typedef struct {
 
 #include "epilogue.h"
 
+enum { STEPS_OF_NUMBER = 8 };  // multiply-adds in the time that a number of x needs to be converted or packed
+
 // The rows of all weights as one sequence of items, LEAST_ROWS rows each. Weights that another product gates have no
 // items: they are multiplied together with their gate.
 typedef struct {
@@ -73,6 +75,7 @@ static int64_t chunk_size(int64_t count, int64_t chunks) {
 static void multiply_slice(const target* targets, int64_t count, const char* x, int64_t x_row, int64_t token, int64_t m,
                            int tiles, char* packed) {
     rows_job job = {.count = count, .token = token, .targets = targets};
+    int64_t steps = 0;
     for (int64_t i = 0, items = 0; i < count; ++i) {
         const target* t = &targets[i];
         const int32_t digits = tiles && t->digits == EXACT_DIGITS ? 0 : t->digits;
@@ -91,6 +94,7 @@ static void multiply_slice(const target* targets, int64_t count, const char* x, 
                        .digits = digits,
                        .tiles = tiles};
         const int gated = i && targets[i - 1].gate;  // the weights before gate these
+        steps += m * t->n * t->k;
         job.end[i] = items += gated ? 0 : (t->n + LEAST_ROWS - 1) / LEAST_ROWS;
         if (t->packed_by != i) {  // another product packs x in the same order
             p->packed = job.products[t->packed_by].packed;
@@ -106,11 +110,11 @@ static void multiply_slice(const target* targets, int64_t count, const char* x, 
                               .k = t->k,
                               .digits = digits,
                               .tiles = tiles};
-        run_items((work_fn)t->pack, &rows, m, m > 1 ? chunk_size(m, CHUNKS) : 1, m);
+        run_items((work_fn)t->pack, &rows, m, m > 1 ? chunk_size(m, CHUNKS) : 1, m, STEPS_OF_NUMBER * m * t->k);
         packed += m * p->packed_row;
     }
     run_items(multiply_rows, &job, job.end[count - 1], chunk_size(job.end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS),
-              m);
+              m, steps);
 }
 
 // Converts rows of x of another type to float32.
@@ -145,7 +149,7 @@ void qgemm_multiply(const void* weights, int64_t count, const void* x, int64_t m
         int64_t row = t->x_row;
         if (t->x_type != TYPE_FLOAT32) {
             const conversion all = {.from = rows, .to = converted, .k = t->k, .row = row, .type = t->x_type};
-            run_items(convert_rows, &all, tokens, chunk_size(tokens, CHUNKS), tokens);
+            run_items(convert_rows, &all, tokens, chunk_size(tokens, CHUNKS), tokens, STEPS_OF_NUMBER * tokens * t->k);
             rows = converted, row = t->k * (int64_t)sizeof(float);
         }
         if (tiled) multiply_slice(t, count, rows, row, start, tiled, 1, packed);

@@ -3,7 +3,8 @@
 // A run is divided into chunks by an atomic counter; a thread that has finished its own run helps with the others. The
 // same thread therefore reads the same rows of W at each call, from memory that its NUMA node may hold, and no thread
 // waits for a slow one. The calling thread works too and never waits for a thread to start: a late thread finds the job
-// closed. A call that finds the pool busy does its job alone. Idle threads spin for a millisecond, then sleep.
+// closed. A call that finds the pool busy does its job alone, and so does one whose job is small (worth_sharing). Idle
+// threads spin for a millisecond, then sleep.
 //
 // Where torch has threads of an OpenMP runtime, products of several rows of x run on those: they spin after each of
 // torch's operations, for milliseconds, on the cores that the pool's threads would need, and the other way round. One
@@ -15,6 +16,10 @@
 #include "calls.h"
 
 enum { MAX_HELPERS = 255, SPIN_NS = 1000000, SPINS = 4096 };
+
+// Multiply-adds of a job from which on other threads save more time than they cost, at some 20 a nanosecond: threads
+// that still spin cost 2 us, while waking them costs the caller 10 to 20 us, and where a core is busy the wait for it.
+enum { LEAST_SHARED = 1 << 16, LEAST_WAKING = 1 << 21 };
 
 // Items next to last - 1, on a cache line of its own.
 typedef struct {
@@ -39,7 +44,8 @@ static struct {
     _Atomic uint32_t round;             // counts the jobs
     uint32_t first_round[MAX_HELPERS];  // the round during which a helper was started: not its job
     _Atomic int busy, stop, sleeping, wanted_helpers;
-    int helpers, shares;  // shares: the number of runs of the job
+    _Atomic int64_t ended;  // when the latest job of LEAST_SHARED or more ended
+    int helpers, shares;    // shares: the number of runs of the job
     thread_handle threads[MAX_HELPERS];
     thread_start starts[MAX_HELPERS];
 } pool;
@@ -120,19 +126,20 @@ static void join_openmp(void* unused) {
 // smaller region does not need and starts them again for the next one.
 static int runs_on_openmp(int threads) { return atomic_load(&openmp.parallel) && openmp.max_threads() == threads; }
 
-// Runs work(argument, first, last) for items 0 to count - 1, in chunks. rows: of x.
-static void run_items(work_fn work, const void* argument, int64_t count, int64_t chunk, int64_t rows) {
-    if (count <= chunk || !atomic_load(&pool.wanted_helpers) || atomic_exchange(&pool.busy, 1)) {
-        if (count > 0) work(argument, 0, count);
-        return;
-    }
+// Whether a job is large enough for other threads. After a pause they sleep, and a small job does not wake them; the
+// next one of a series does.
+static int worth_sharing(int64_t steps) {
+    return steps >= LEAST_WAKING || (steps >= LEAST_SHARED && now_ns() - atomic_load(&pool.ended) < SPIN_NS);
+}
+
+// Runs a job on all threads. The pool is busy with it.
+static void share(work_fn work, const void* argument, int64_t count, int64_t chunk, int64_t rows) {
     const int threads = atomic_load(&pool.wanted_helpers) + 1;
     pool.work = work, pool.argument = argument, pool.chunk = chunk;
     if (rows > 1 && runs_on_openmp(threads)) {
         share_out(count, threads);
         atomic_store(&openmp.next, 0);
         atomic_load (&openmp.parallel)(join_openmp, 0, (unsigned)threads, 0);
-        atomic_store(&pool.busy, 0);
         return;
     }
     start_helpers();
@@ -146,12 +153,24 @@ static void run_items(work_fn work, const void* argument, int64_t count, int64_t
             RELAX();
         else
             yield_core();  // a helper inside may need this core
-    atomic_store(&pool.busy, 0);
+}
+
+// Runs work(argument, first, last) for items 0 to count - 1, in chunks. rows: of x. steps: multiply-adds of all items.
+static void run_items(work_fn work, const void* argument, int64_t count, int64_t chunk, int64_t rows, int64_t steps) {
+    if (count <= 0) return;
+    if (count <= chunk || !atomic_load(&pool.wanted_helpers) || !worth_sharing(steps) ||
+        atomic_exchange(&pool.busy, 1)) {
+        work(argument, 0, count);
+    } else {
+        share(work, argument, count, chunk, rows);
+        atomic_store(&pool.busy, 0);
+    }
+    if (steps >= LEAST_SHARED) atomic_store(&pool.ended, now_ns());
 }
 
 // The same for a job that is no product, such as encoding.
 void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk) {
-    run_items(work, argument, count, chunk, 1);
+    run_items(work, argument, count, chunk, 1, LEAST_WAKING);
 }
 
 // Sets the number of threads, the caller included, after ending the present ones. Returns it, or 0 if the pool is busy

@@ -6,14 +6,15 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.converter.source_readers import source_kind
 from qgemm.errors import QgemmError
-from qgemm.files.paths import shown_path
+from qgemm.files.gguf.layout import MAGIC
+from qgemm.files.paths import RegularFile, shown_path
 from qgemm.locks import new_lock
 from qgemm.tensor import Tensor
 
@@ -41,9 +42,21 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a .gguf file, or the first shard of a split model")
 
 
+def is_gguf(path: str) -> bool:
+    """Whether a path is read as a .gguf file. Other kinds are known to the converter, imported for those alone."""
+    if os.path.isdir(path):
+        return False
+    with suppress(QgemmError, OSError), closing(RegularFile(path, QgemmError)) as file:
+        if file.read(0, min(len(MAGIC), file.size)).tobytes() == MAGIC:
+            return True
+    from qgemm.converter.source_readers import source_kind
+
+    return source_kind(path) in ("", ".gguf")
+
+
 def need_gguf(path: str) -> None:
     """QgemmError for a path that only `qgemm convert` reads."""
-    if os.path.isdir(path) or source_kind(path) not in ("", ".gguf"):
+    if not is_gguf(path):
         raise QgemmError(f"{shown_path(path)}: is no .gguf file; `qgemm convert` makes one of it")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from qgemm.codec.format import Format
 from qgemm.codec.search import searched
 from qgemm.converter.api import open_for_conversion
-from qgemm.converter.checkpoint_target import check_layout
+from qgemm.converter.checkpoint_target import PLAIN, check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.edits import Edits, parse_layers, parse_size
 from qgemm.converter.edits import parse_override as parse_key
@@ -147,8 +147,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--split-max-size", metavar="N", help="write shards with at most N bytes of tensors, 500M or 2G as gguf-split"
     )
     parser.add_argument(
-        "--layout", choices=LAYOUTS,
-        help="DST is a folder: a checkpoint of TYPE, a group format such as u4z_g128, that other libraries read",
+        "--layout", choices=[*LAYOUTS, PLAIN],
+        help="DST is a folder: a checkpoint of TYPE, a group format such as u4z_g128, that other libraries read; "
+        "huggingface: SRC is a .gguf model, TYPE f32, f16 or bf16",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
@@ -208,6 +209,7 @@ def run(args: argparse.Namespace) -> int:
                 parse_layers(args.prune_layers) if args.prune_layers else (),
             ),
             args.base,
+            options.type if options.layout == PLAIN else None,
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from qgemm.arguments import ACTIVATIONS
 from qgemm.backend import Status, backends
 from qgemm.codec.format import Format
-from qgemm.converter.source_readers import open_source, source_kind
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import shown, shown_path
@@ -30,7 +29,7 @@ from qgemm.text import (
 )
 
 from .abilities import Ability, cuda_sm, on_cpu
-from .common import Command, add_json, add_pattern, selected
+from .common import Command, add_json, add_pattern, is_gguf, selected
 from .groups import Entry, grouped, single
 
 KEY_WIDTH = 40  # characters reserved for a metadata key; a longer key shortens its value
@@ -98,12 +97,14 @@ def opened(path: str, stack: ExitStack) -> Content:
             names = ", ".join(shown(os.path.basename(name)) for name in ggufs[:MAX_HINTS])
             raise QgemmError(f"{shown_path(path)}: holds {len(ggufs)} .gguf files: name one, as {names}")
         path = ggufs[0]
-    if not os.path.isdir(path) and source_kind(path) in ("", ".gguf"):
+    if is_gguf(path):
         file = stack.enter_context(open_gguf(path, copy=True))
         entries = [
             Entry(name, str(tensor.format), tensor.shape, tensor.nbytes, tensor) for name, tensor in file.items()
         ]
         return Content(file.path, file.paths, file.metadata, entries, (file.version, file.alignment))
+    from qgemm.converter.source_readers import open_source
+
     source = stack.enter_context(open_source(path, copy=True))
     entries = [Entry(name, weight.type, weight.shape, weight.nbytes) for name, weight in source.weights.items()]
     return Content(source.path, [source.path], source.metadata, entries)

@@ -11,6 +11,7 @@ tensor_names      other names and shapes
 weight_views      weights derived from others: rows in another order, matrices stacked
 gguf_template     lays a checkpoint out like a .gguf file of the same model
 hf_folder         turns a Hugging Face folder into a .gguf model; hf_names, architectures, hyperparameters, tokenizer
+gguf_to_folder    turns a .gguf model into a Hugging Face folder
 lora              turns the folder of a LoRA adapter into a .gguf adapter
 rules             the type of each tensor; mixture has the file types of llama-quantize
 range_encoding    encodes a range of weights into blocks, and measures the error

@@ -38,9 +38,16 @@ def _unsigned(text: str) -> np.uint32:
     return np.uint32(number)
 
 
+def _finite(text: str) -> np.float32:
+    number = float(text)
+    if not abs(number) <= float(np.finfo(np.float32).max):
+        raise ValueError
+    return np.float32(number)
+
+
 TYPES: dict[str, Callable[[str], Any]] = {  # the types of GGUF that llama-quantize stores
     "int": _unsigned,
-    "float": lambda text: np.float32(float(text)),
+    "float": _finite,
     "bool": _boolean,
     "str": str,
 }

@@ -81,7 +81,7 @@ class _MatchedTensors:
             assert new is not None
             number = NUMBERED.search(old)
             experts = self.experts_by_name.setdefault(new, {})
-            if experts.setdefault(int(number[1]) if number else 0, weight) is not weight:
+            if experts.setdefault(int(number[2]) if number else 0, weight) is not weight:
                 raise self._refusal(old, f"would be {shown(new)}, as another tensor is already")
 
     def filled(self, tensor: Tensor) -> Weight:

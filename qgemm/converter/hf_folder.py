@@ -49,10 +49,12 @@ def model_config(folder: str) -> tuple[Config, Architecture] | None:
     if not os.path.exists(config_path):
         return None
     values = json_object(config_path)
-    where = shown_path(config_path)
-    names = values.get("architectures")
-    if not names:
-        return None
+    return config_of(shown_path(config_path), values) if values.get("architectures") else None
+
+
+def config_of(where: str, values: Mapping[str, Any]) -> tuple[Config, Architecture]:
+    """The checked config of a document that names an architecture; `where` names it in errors."""
+    names = values["architectures"]
     check_config(where, {"architectures": names})
     architecture = ARCHITECTURES.get(names[0])
     if architecture is None:
@@ -136,7 +138,7 @@ class Model:
         return {name: weights[name] for name in sorted(weights, key=_layer)}
 
     def parts(self, weight: Weight) -> Iterator[tuple[str, int, Weight]]:
-        """The tensors of the file into which a tensor is split: the new name, the number in its stack, the weights."""
+        """The tensors of the file into which a tensor is split: the new name, the number in the stack, the weights."""
         for part in self.architecture.split(weight, self.config, self._refusal):
             number = NUMBERED.search(part.name)
             yield self._name(part.name), int(number[2]) if number else ALONE, part

@@ -32,7 +32,7 @@ from .architecture_record import letters
 from .hf_folder import ALONE, Model, metadata_of, model_config
 from .hf_names import LAYER_NUMBER, LEFT_OUT, NUMBERED, OUTPUT, left_out_notes
 from .weight import Source, Weight, numbers_of
-from .weight_views import reorder_rows, stack_matrices, transpose_matrices
+from .weight_views import map_numbers, reorder_columns, reorder_rows, stack_matrices, transpose_matrices
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."  # each name in an adapter begins with it
@@ -231,11 +231,11 @@ class _Adapter:
         return {module: _Pair(matrices["A"], matrices["B"]) for module, matrices in parts.items()}, embeddings
 
     def _placed(self, module: str, pair: _Pair) -> Iterator[tuple[str, int, _Pair]]:
-        """The matrices of the file that a module adapts: name, number in its stack, A and B."""
+        """The matrices of the file that a module adapts: name, number in the stack, A and B."""
         a, b = pair
         factor = self.alphas[module] / self.alpha
         if factor != 1:
-            b = _scaled(b, np.float32(factor))
+            b = map_numbers(b, lambda numbers: numbers * np.float32(factor))
         n, k = b.shape[0], a.shape[1]
         embedding = module in self.embeddings
         crossed = embedding or bool(self.settings.values.get("fan_in_fan_out"))  # W is stored as [K, N]
@@ -253,7 +253,7 @@ class _Adapter:
                 yield name, expert, _Pair(transpose_matrices(a), b)
                 continue
             moved_b = b if _unmoved(layout.rows, n) else reorder_rows(b, layout.rows, n)
-            yield name, expert, _Pair(a if _unmoved(layout.columns, k) else _columns(a, layout.columns), moved_b)
+            yield name, expert, _Pair(a if _unmoved(layout.columns, k) else reorder_columns(a, layout.columns), moved_b)
 
     def _layout(self, module: str, name: str, rows: Weight, columns: Weight) -> _Layout:
         """The layout of a matrix, by the numbers of rows and columns that went through the converter."""
@@ -291,7 +291,7 @@ class _Adapter:
             raise self._refusal(module, rule)
 
     def _stacked(self, name: str, parts: Mapping[int, _Pair]) -> _Pair:
-        """The matrices of a tensor; those with numbers are stacked."""
+        """The matrices of a tensor; those of experts are stacked."""
         if ALONE in parts:
             return parts[ALONE]
         count = self.shapes[name][0]
@@ -340,23 +340,3 @@ def _edge(weight: Weight, axis: int) -> NDArray[np.intp]:
 
 def _unmoved(order: NDArray[np.intp], count: int) -> bool:
     return np.array_equal(order, np.arange(count))
-
-
-def _scaled(weight: Weight, factor: np.float32) -> Weight:
-    """The numbers times a factor, in float32."""
-    values = numbers_of(weight)
-
-    def read(start: int, stop: int) -> Floats:
-        return values(start, stop) * factor
-
-    return Weight(weight.name, weight.shape, weight.type, weight.nbytes, weight.step, values=read)
-
-
-def _columns(weight: Weight, order: NDArray[np.intp]) -> Weight:
-    """W [N, K] whose column c is column order[c] of the given weight."""
-    values, k = numbers_of(weight), weight.shape[1]
-
-    def read(start: int, stop: int) -> Floats:
-        return values(start, stop).reshape(-1, k)[:, order].reshape(-1)
-
-    return Weight(weight.name, weight.shape, weight.type, weight.nbytes, lcm(weight.step, k), values=read)

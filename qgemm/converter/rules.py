@@ -120,7 +120,7 @@ def plan(source: Source, options: Options) -> list[Step]:
     steps = []
     for weight in source.weights.values():
         step = _step(weight, options, head, rules, types)
-        if options.layout:
+        if options.layout in LAYOUTS:
             step = _in_layout(LAYOUTS[options.layout], step)
         importance = importance_of(weight, options.importance) if step.quantizes else None
         if reason := _refusal(step, options) or _importance_refusal(step, importance, options):

@@ -1,8 +1,9 @@
 """The fast path of every product like an earlier one: by the same weights, on arrays of the same types and shapes.
 
-The first of the weights keeps plans, each under its key: the scalar arguments of a call and the facts of its arrays. A
-plan holds the arguments of C, so that a call fills in addresses and calls C. A call without a plan takes the slow path,
-products.py, which checks and converts everything; its plan is made afterwards, if C can work on arrays like these.
+The first of the weights keeps plans. A plan has two keys: the scalar arguments of a call with the facts of its arrays,
+and the scalar arguments alone, which find the plan of the latest such call; a single call then compares all arrays.
+A plan holds the arguments of C, so that a call fills in addresses and calls C. A call without a plan takes the slow
+path, products.py, which checks and converts everything; its plan is made afterwards, if C can work on such arrays.
 
 The arrays of a call are one sequence: x, the outputs, then a bias and a residual of each product that has them.
 """
@@ -13,9 +14,10 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
-from struct import Struct
-from typing import Any, NamedTuple
+from operator import mul
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,91 +27,16 @@ from qgemm.codec import q8_1_f32
 from qgemm.codec.float_types import DType, dtype_name
 from qgemm.tensor import Tensor
 
-from .native.calls import GATES, TARGETS, TYPES, Guard, Replay, Target
+from .native.calls import GATES, TARGETS, TYPES, Target
 from .native.library import reason
-from .native.pool import ready
-from .native.products import Operand, Operands, in_place, scratch, targets_of
+from .native.products import Operand, Operands, in_place, targets_of
+from .plan import Argument, Library, Plan, address_of
 from .products import multiply
 
-MAX_PLANS = 256  # that weights keep
-HEAD = object.__basicsize__  # bytes of an array object before its first field, which is the address of its numbers
-
-
-class Library(NamedTuple):
-    """How arrays of one class are read.
-
-    facts: all that a plan depends on, so that an array with equal facts can stand for another; None where C reads no
-    such array. pointer: the address of the first number. strides: in bytes. type: its name. copy: to C order.
-    float32: to that type and C order. apart: to memory of its own, where NumPy would keep the array's. new: an output
-    like another -> a call that makes such an array.
-    """
-
-    facts: Callable[[Any], Any]
-    pointer: Callable[[Any], int]
-    strides: Callable[[Any], tuple[int, ...]]
-    type: Callable[[Any], str]
-    copy: Callable[[Any], Any]
-    float32: Callable[[Any], Any]
-    apart: Callable[[Any], Any]
-    new: Callable[[Any], Callable[[], Any]]
-
-
-class Argument(NamedTuple):
-    """How a plan uses one array: its bytes from first to last, the size of a number, a conversion before C reads it.
-
-    offset: of its address among the arguments of C; negative for x, which is an argument by itself.
-    """
-
-    pointer: Callable[[Any], int]
-    nbytes: int
-    itemsize: int
-    convert: Callable[[Any], Any] | None
-    offset: int
-
-
-class Plan:
-    """The arguments of C for one kind of call.
-
-    used: of each array, in order. outs: how many outputs the caller gives. new: makes each output where it gives none.
-    own_residuals: pairs of an output and a residual that may be the output itself.
-    """
-
-    def __init__(
-        self, targets: Any, packed: int, memory: int, m: int, used: Sequence[Argument], outs: int,
-        new: Sequence[Callable[[], Any]], weights: Sequence[Tensor], own_residuals: set[tuple[int, int]],
-    ) -> None:  # fmt: skip
-        self.memory, self.used, self.new, self.outs = memory, used, new, outs
-        self.converts = any(argument.convert for argument in used)
-        self.pointers = [argument.pointer for argument in used]
-        self.files = [w for w in weights if not w.in_memory]  # checked at each access
-        self.weights = weights[1:]  # alive, since their ids are in the key
-        offsets = [argument.offset for argument in used]
-        size = ctypes.sizeof(Target)
-        offsets += [i * size + Target.w.offset for i, w in enumerate(weights) if not w.in_memory]
-        count = len(offsets)
-        masks = [argument.itemsize - 1 for argument in used] + [0] * len(self.files)
-        guards = [
-            Guard(y, other, used[y].nbytes, used[other].nbytes, (y, other) in own_residuals)
-            for y in range(1, 1 + outs)
-            for other in (0, *range(y + 1, len(used)))
-            if used[other].convert is None
-        ]
-        numbers = ctypes.c_int64 * count
-        self.arrays = targets, numbers(*masks), numbers(*offsets), (Guard * len(guards))(*guards)
-        addresses = map(ctypes.addressof, self.arrays)
-        self.call = Replay(*addresses, len(targets), m, packed, count, len(guards))
-        self.address = ctypes.addressof(self.call)
-        self.packed_addresses = Struct(f"{count}N").pack
-
-    def run(self, arrays: Sequence[Any]) -> bool:
-        """Whether C could multiply these arrays in place, and did."""
-        if self.converts:
-            arrays = [a if use.convert is None else use.convert(a) for a, use in zip(arrays, self.used, strict=True)]
-        addresses = [pointer(array) for pointer, array in zip(self.pointers, arrays)]  # noqa: B905 - strict is slow
-        if self.files:
-            addresses += [address_of(w.blocks) for w in self.files]
-        done: int = ready().qgemm_replay(self.address, self.packed_addresses(*addresses), scratch(self.memory))
-        return bool(done)
+OUT = (False, True, True)  # which of out, bias and residual a call lacks
+MAX_PLANS = 256  # entries that weights keep
+Scalars = tuple[Any, ...]  # the scalar arguments of a call, and which arrays it lacks
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 def product(
@@ -117,17 +44,20 @@ def product(
     dtype: DType | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
     """y of `qgemm.matmul`, or of `gated`: by a plan of w, else with all checks and conversions."""
-    added: Sequence[Any] = () if bias is None and residual is None else (bias, residual)
-    if gated is not None:
+    scalars: Scalars = (activation, dtype)
+    arrays: Sequence[Any] = (x,)
+    if bias is None and residual is None and gated is None:  # as below, without lists
+        if out is not None:
+            scalars, arrays = (activation, dtype, OUT), (x, out)
+    elif gated is not None:
         function, up, up_bias = gated
-        added = (bias, up_bias)
-        key, arrays = _key(x, (out,), added, (activation, dtype, function, id(up)))
+        scalars, arrays = _call(x, (out,), (bias, up_bias), (activation, dtype, function, id(up)))
     else:
-        key, arrays = _key(x, (out,), added, (activation, dtype))
-    ys = _planned(w, key, arrays)
+        scalars, arrays = _call(x, (out,), (bias, residual), scalars)
+    ys = _planned(w, scalars, arrays)
     if ys is None:
         ys = multiply(x, one_product(w, _apart(bias), residual, out, gated), activation, dtype)
-        _remember(w, key, arrays, ys, one_product(w, bias, residual, out, gated), activation)
+        _remember(w, scalars, arrays, ys, one_product(w, bias, residual, out, gated), activation)
     return ys[0]
 
 
@@ -145,58 +75,61 @@ def products(
     if not all(isinstance(w, Tensor) for w in weights):
         return None
     added = () if epilogues is None else [array for epilogue in epilogues for array in epilogue]
-    targets = (None,) if outs is None else outs
-    key, arrays = _key(x, targets, added, (activation, dtype, len(weights), *map(id, weights[1:])))
-    ys = _planned(weights[0], key, arrays)
+    scalars: Scalars = (activation, dtype, len(weights), *map(id, weights[1:]))
+    scalars, arrays = _call(x, (None,) if outs is None else outs, added, scalars)
+    ys = _planned(weights[0], scalars, arrays)
     if ys is None:
         request = several_products(weights, epilogues, outs)
         ys = multiply(x, request, activation, dtype)
-        _remember(weights[0], key, arrays, ys, request, activation)
-    return ys
+        _remember(weights[0], scalars, arrays, ys, request, activation)
+    return list(ys)
 
 
-def _key(x: Any, outs: Sequence[Any], added: Sequence[Any], scalars: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-    """The key of a call and its arrays; the key is None where no plan can serve it."""
-    arrays: list[Any] = []
+def _call(x: Any, outs: Sequence[Any], added: Sequence[Any], scalars: Scalars) -> tuple[Scalars, Sequence[Any]]:
+    """The scalar arguments of a call, which arrays it has among them, and its arrays."""
+    optional = [*outs, *added]
+    absent = tuple([array is None for array in optional])
+    return (*scalars, absent), [x, *[array for array in optional if array is not None]]
+
+
+def _facts(scalars: Scalars, arrays: Sequence[Any]) -> Any:
+    """The key of calls on arrays like these; None where no plan can serve them."""
     facts: list[Any] = [scalars]
-    for array in (x, *outs, *added):
-        if array is None:
-            facts.append(None)
-            continue
-        library = LIBRARIES.get(type(array)) or _library_of(type(array))
+    for array in arrays:
+        library = LIBRARIES.get(type(array)) or library_of(type(array))
         fact = None if library is None else library.facts(array)
         if fact is None:
-            return None, arrays
-        arrays.append(array)
+            return None
         facts.append(fact)
-    return tuple(facts), arrays
+    return tuple(facts)
 
 
-def _planned(w: Tensor, key: Any, arrays: list[Any]) -> list[Any] | None:
+def _planned(w: Tensor, scalars: Scalars, arrays: Sequence[Any]) -> Sequence[Any] | None:
     """The outputs of a call by its plan; None without one."""
-    plan = w.plans.get(key)
+    plan: Plan | None = w.plans.get(scalars)
     if plan is None or reason():
         return None
-    if plan.new:
-        ys = [new() for new in plan.new]
-        arrays = [arrays[0], *ys, *arrays[1:]]
-    else:
-        ys = arrays[1 : 1 + plan.outs]
-    return ys if plan.run(arrays) else None
+    if not plan.like(*arrays):
+        plan = w.plans.get(_facts(scalars, arrays))
+        if plan is None:
+            return None
+        w.plans[scalars] = plan
+    return plan.outputs(arrays)
 
 
 # ---------------------------------------------------------------- planning
 
 
 def _remember(
-    w: Tensor, key: Any, arrays: list[Any], ys: Sequence[Any], request: Request, activation: str | None
+    w: Tensor, scalars: Scalars, arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation: str | None
 ) -> None:
     """Keep the plan of a call that was just made, if C can work on arrays like these."""
+    key = _facts(scalars, arrays)
     plan = None if key is None or reason() else _plan(arrays, ys, request, activation)
     if plan is not None:
-        if len(w.plans) >= MAX_PLANS:
+        if len(w.plans) > MAX_PLANS - 2:
             w.plans.clear()
-        w.plans[key] = plan
+        w.plans[key] = w.plans[scalars] = plan
 
 
 def _plan(arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation: str | None) -> Plan | None:
@@ -237,7 +170,7 @@ def _plan(arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation
         operands.append(Operands(w, w.blocks, y, 0, added, gate))
     targets, packed, converted = targets_of(operands, operand, m, k, kind)
     new = [] if outs else [_library(y).new(y) for y in ys]
-    return Plan(targets, packed, packed + converted, m, used, len(outs), new, weights, own_residuals)
+    return Plan(targets, packed, packed + converted, m, used, len(outs), new, weights, own_residuals, likeness(arrays))
 
 
 def _library(array: Any) -> Library:
@@ -249,7 +182,7 @@ def _read_rows(array: Any, k: int, flat: bool = False) -> tuple[Operand | None, 
 
     flat: whether only rows without a gap are read in place. No Operand for a type that C does not read.
     """
-    library = LIBRARIES.get(type(array)) or _library_of(type(array)) or LIBRARIES[np.ndarray]
+    library = LIBRARIES.get(type(array)) or library_of(type(array)) or LIBRARIES[np.ndarray]
     name = library.type(array)
     if type(array) is Tensor:
         step, itemsize, code = q8_1_f32.DTYPE.itemsize, 4, None
@@ -258,7 +191,7 @@ def _read_rows(array: Any, k: int, flat: bool = False) -> tuple[Operand | None, 
         code, step = TYPES[name], SIZES[name]
         size, itemsize = k * step, step
     else:
-        return None, _NO_ARGUMENT
+        return None, Argument(library.pointer, 0, 1, None, -1)
     row, convert = _row(array.shape, library.strides(array), step, size), None
     if row is None or row % itemsize or (flat and row != size):
         row, convert = size, library.copy
@@ -299,17 +232,27 @@ def _read_bias(bias: Any) -> Argument | None:
 # ---------------------------------------------------------------- libraries
 
 
-def address_of(array: NDArray[Any]) -> int:
-    """The address of an array of NumPy, as compiled extensions read it: `ctypes.data` costs ten times as much."""
-    address: int | None = ctypes.c_void_p.from_address(id(array) + HEAD).value
-    return address or 0
+def likeness(arrays: Sequence[Any]) -> Callable[..., bool]:
+    """A call on as many arrays: whether they are like these, by `like` of their library if all have the same."""
+    first, *others = {id(LIBRARIES[type(array)]): LIBRARIES[type(array)] for array in arrays}.values()
+    return like_in_python(arrays) if others else first.like(arrays)
 
 
-if sys.implementation.name != "cpython" or address_of(_probe := np.zeros(1)) != _probe.ctypes.data:
+def like_in_python(arrays: Sequence[Any]) -> Callable[..., bool]:
+    """`Library.like` of arrays of any libraries, by their facts."""
 
-    def address_of(array: NDArray[Any]) -> int:
-        """The address of an array of NumPy."""
-        return int(array.ctypes.data)
+    def like_one(array: Any) -> Callable[[Any], bool]:
+        kind, facts = type(array), LIBRARIES[type(array)].facts
+        expected = facts(array)
+        return lambda x: type(x) is kind and facts(x) == expected
+
+    guards = [like_one(array) for array in arrays]
+    if len(guards) == 1:
+        return guards[0]
+    if len(guards) == 2:
+        first, second = guards
+        return lambda a, b: first(a) and second(b)
+    return lambda *others: all([is_like(array) for is_like, array in zip(guards, others)])  # noqa: B905 - strict is slow
 
 
 def _numpy_facts(x: NDArray[Any]) -> Any:
@@ -339,11 +282,25 @@ def _torch(torch: Any) -> Library:
             return None
         return torch, x.dtype, x.shape, x.stride(), x.requires_grad
 
+    compiler: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # torch's own compiled code calls these
+    empty: Any = getattr(compiler, "_empty_strided_cpu", None)
+    guards: Any = getattr(compiler, "TensorGuards", None)
+
     def new(y: Any) -> Callable[[], Any]:
-        return partial(torch.empty, tuple(y.shape), dtype=y.dtype, device=y.device)
+        """By empty_strided of compiled code, which takes half the time of torch.empty."""
+        strides = [*accumulate(reversed(y.shape[1:]), mul, initial=1)][::-1]
+        if empty is None:
+            return partial(torch.empty_strided, tuple(y.shape), strides, dtype=y.dtype, device=y.device)
+        return partial(empty, tuple(y.shape), tuple(strides), y.dtype)
+
+    def like(arrays: Sequence[Any]) -> Callable[..., bool]:
+        """By the guards of torch.compile, one call of C: 0.2 us instead of 0.9 in Python."""
+        sizes, strides = [list(array.shape) for array in arrays], [list(array.stride()) for array in arrays]
+        check: Callable[..., bool] = guards(*arrays, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        return check
 
     return Library(
-        facts=facts, pointer=torch.Tensor.data_ptr,
+        facts=facts, like=like_in_python if guards is None else like, pointer=torch.Tensor.data_ptr,
         strides=lambda x: tuple(stride * x.element_size() for stride in x.stride()),
         type=lambda x: str(x.dtype).removeprefix("torch."),
         copy=lambda x: x.detach().contiguous(),
@@ -353,24 +310,23 @@ def _torch(torch: Any) -> Library:
     )  # fmt: skip
 
 
-def _library_of(kind: type) -> Library | None:
-    """The library of a class of arrays that comes for the first time; None where C reads none of them."""
+def library_of(kind: type) -> Library | None:
+    """The library of a class of arrays; None where C reads none of them."""
     torch = sys.modules.get("torch")
-    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+    if kind not in LIBRARIES and torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
         LIBRARIES[torch.Tensor] = LIBRARIES[torch.nn.Parameter] = _torch(torch)
     return LIBRARIES.get(kind)
 
 
-SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-_NO_ARGUMENT = Argument(address_of, 0, 1, None, -1)
 LIBRARIES: dict[type, Library] = {
     np.ndarray: Library(
-        facts=_numpy_facts, pointer=address_of, strides=lambda x: x.strides, type=_numpy_type,
+        facts=_numpy_facts, like=like_in_python, pointer=address_of, strides=lambda x: x.strides, type=_numpy_type,
         copy=np.ascontiguousarray, float32=partial(np.ascontiguousarray, dtype=np.float32), apart=lambda x: x,
         new=lambda y: partial(np.empty, y.shape, y.dtype),
     ),
     Tensor: Library(
-        facts=_prepared_facts, pointer=lambda x: address_of(x.blocks), strides=lambda x: x.blocks.strides,
+        facts=_prepared_facts, like=like_in_python, pointer=lambda x: address_of(x.blocks),
+        strides=lambda x: x.blocks.strides,
         type=lambda x: "", copy=_copied, float32=_copied, apart=lambda x: x,
         new=lambda y: partial(np.empty, y.shape, y.dtype),
     ),

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import fmean
 
-from tqdm import tqdm
-
 from qgemm.backend import Tuned
 from qgemm.errors import UnsupportedError
 from qgemm.packed import Packed
@@ -32,6 +30,8 @@ def tune(
         import cupy
     except ImportError:
         raise UnsupportedError(f"tuning needs CuPy, torch alone multiplies: {pip_install('cuda13')}") from None
+    from tqdm import tqdm
+
     start, device = time.monotonic(), int(cupy.cuda.runtime.getDevice())
     machine, weights, stored = tuned.machine(device), list(weights), list[bool]()
 

@@ -101,10 +101,10 @@ class TorchFile(SafetensorsFile):
 
     def _tensor(self, name: str, call: Call, storages: dict[str, Member]) -> Entry:
         """The entry of a tensor, whose bytes are in the file."""
-        arguments: list[Any] = [*call.arguments, None, None, None, None]
+        arguments: list[Any] = [*call.arguments, *[None] * 7]
         storage, offset, shape, strides, *others = arguments
         fields = storage.fields if type(storage) is Persistent else ()
-        shape, strides = (_numbers(value) for value in (shape, strides))
+        shape, strides = _numbers(shape), _numbers(strides)
         if type(fields) is not tuple or len(fields) != 5 or fields[0] != "storage" or type(fields[1]) is not Global:
             raise self._refusal(f"tensor {shown(name)}: has no storage")
         kind = STORAGES.get(fields[1].name)

@@ -13,7 +13,8 @@ from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 
 from .gradients import Product, differentiated, graph_linear
-from .ops import PLAIN, check_tensor, is_compiling, product, traced
+from .ops import PLAIN, check_tensor, is_compiling, product, traced, tracing
+from .storage import packed_of
 from .views import BUFFERS, ViewedModule
 
 autocasting = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; called per forward
@@ -136,8 +137,17 @@ class QLinear(ViewedModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> y [..., N]."""
         compiling = is_compiling()
-        if not compiling and type(x) not in PLAIN:
-            check_tensor(x, self)
+        if not compiling:
+            if type(x) not in PLAIN:
+                check_tensor(x, self)
+            elif (
+                self.siblings is None and type(self) is QLinear
+                and not (self._buffers or self._modules or autocasting() or x.is_meta or tracing())
+            ):  # fmt: skip
+                weight, bias = self._parameters["weight"], self._parameters["bias"]
+                if not differentiated(x, bias):  # y is the product alone
+                    packed = packed_of(weight, self._format, self._shape, self.tensor_name)
+                    return product(x, packed, bias, self.activation)
         y = None if self.siblings is None else self.siblings.product(self, x)
         if y is None:
             y = self._linear(cast_by_autocast(x) if compiling or autocasting() else x)

@@ -101,8 +101,10 @@ def file_shape(fmt: Format, shape: Shape) -> Shape:
 def packed_of(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "") -> Any:
     """The Tensor or DeviceTensor over a weight's bytes, which are first converted to their device's layout."""
     cached = _derived.get(id(weight))
-    if cached is not None and cached.weight() is weight and cached.key == _key(weight, spelling):
-        return cached.packed
+    if cached is not None:
+        packed, reference, key = cached
+        if key == _key(weight, spelling) and reference() is weight:
+            return packed
     with _lock, torch.inference_mode(False), torch.no_grad():
         fmt, on_gpu = format_of(spelling), weight.device.type == "cuda"
         check_bytes(weight, fmt, shape, name)

@@ -6,6 +6,7 @@ import pytest
 from class_folders import CLASSES, TOKENS, folder
 from model_configs import CONFIGS as MODEL_CONFIGS
 from model_configs import STAND_INS
+from torch_logits import assert_same_logits, random_model
 
 import qgemm
 from qgemm.converter.encoder_architectures import ENCODERS
@@ -93,19 +94,3 @@ def test_logits_of_llama_cpp(name, tmp_path, monkeypatch):
 def gelu_of_ggml(x):
     """GELU as ggml's table has it: of numbers in float16, in float16."""
     return torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
-
-
-def random_model(config):
-    """A model with random numbers; norms that are all equal would hide a wrong order."""
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape))
-    return model
-
-
-def assert_same_logits(loaded, model):
-    ids = torch.arange(3, 27)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)

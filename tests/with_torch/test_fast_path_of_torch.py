@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -83,3 +85,39 @@ def test_what_c_cannot_read_takes_the_slow_path(w):
         np.testing.assert_array_equal(memory, qgemm.matmul(x.numpy(), w))
     y = qgemm.matmul(x.requires_grad_(), w)
     assert not y.requires_grad
+
+
+def test_a_layer_is_called_by_few_functions(w, slow):
+    """A call like the latest runs this much Python, most of it to see that there are no gradients or transforms."""
+    from qgemm.torch import QLinear
+
+    frames = []
+    for layer in (QLinear.from_tensor(w), QLinear.from_tensor(w, torch.randn(N))):
+        x = torch.randn(3, K)
+        with torch.inference_mode():
+            expected = [layer(x), layer(x)]
+            frames.clear()
+            sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
+            try:
+                y = layer(x)
+            finally:
+                sys.setprofile(None)
+        assert torch.equal(y, expected[0])
+        assert "facts" not in frames  # one call of C compares all arrays
+        assert len(frames) <= 26, frames
+    assert len(slow) == 2
+
+
+def test_the_latest_call_serves_no_other(w, slow):
+    """Types, shapes, strides and gradients that differ, each twice and in turns."""
+    wide = torch.randn(3, 2 * K)
+    inputs = [
+        wide[:, :K].clone(), wide[:2, :K].clone(), wide[:, :K], wide[:, :K].double(), wide[:, ::2].half(),
+        wide[:, :K].clone().requires_grad_(),
+    ]  # fmt: skip
+    expected = [qgemm.matmul(x, without_plans(w)) for x in inputs]
+    slow.clear()
+    for _ in range(3):
+        for x, y in zip(inputs, expected, strict=True):
+            assert torch.equal(qgemm.matmul(x, w), y)
+    assert len(slow) == len(inputs)

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
     pytest.mark.skipif(not pool.loaded_libraries(pool.RUNTIMES), reason="torch has no OpenMP runtime"),
 ]
-N, K = 4096, 256
+N, K = 9000, 256  # one row of x is worth the threads of a pool that sleeps
 
 
 @pytest.fixture(autouse=True)

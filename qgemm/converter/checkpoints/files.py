@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from qgemm.errors import CheckpointError, GGUFError, GGUFNotFoundError
@@ -17,7 +18,7 @@ from qgemm.files.safetensors import SafetensorsFile
 from qgemm.files.shards import shard_name
 from qgemm.files.torch_archive import TorchFile
 
-from ..array_weights import Stored, weight_from_stored
+from ..array_weights import Stored, weight_from_array, weight_from_stored
 from ..weight import SAFETENSORS, Source, Weight, weight_from_tensor
 from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4
 from .configs import CONFIGS, folder_settings, refuse_packed
@@ -151,6 +152,8 @@ def _decode(path: str, stored: Mapping[str, Stored], method: Settings | None) ->
             weight = matrices[name]
         elif name in parts:
             continue
+        elif tensor.entry.type == fp8.EXPONENTS[0]:  # powers of two that scale no tensor of this file
+            weight = weight_from_array(name, "F32", tensor.entry.shape, partial(fp8.powers, name, tensor))
         else:
             weight = weight_from_stored(name, tensor)
         if weight.name in weights or (weight.name != name and weight.name in stored):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import gcd, prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,12 +162,18 @@ def _scale(name: str, weight: Stored, scale: Stored, method: EightBits) -> tuple
 
 def _floats(name: str, scale: Stored) -> Floats:
     """The scales of the tensor of this name, read whole."""
-    raw: NDArray[Any] = scale.file.read(scale.entry, 0, prod(scale.entry.shape))
+    count = prod(scale.entry.shape)
     if scale.entry.type in EXPONENTS:
-        if (raw == NAN).any():
-            raise _refusal(name, scale, f"a scale is {NAN}, which is no number")
-        return np.ldexp(np.float32(1), raw.astype(np.int32) - BIAS)
-    return floats_of(scale, raw)
+        return powers(name, scale, 0, count)
+    return floats_of(scale, scale.file.read(scale.entry, 0, count))
+
+
+def powers(name: str, exponents: Stored, start: int, stop: int) -> Floats:
+    """Numbers start to stop of a tensor of exponents; name: of the tensor that an error names."""
+    raw: NDArray[np.uint8] = exponents.file.read(exponents.entry, start, stop)
+    if (raw == NAN).any():
+        raise _refusal(name, exponents, f"a scale is {NAN}, which is no number")
+    return np.ldexp(np.float32(1), raw.astype(np.int32) - BIAS)
 
 
 def _refusal(name: str, weight: Stored, rule: str) -> CheckpointError:

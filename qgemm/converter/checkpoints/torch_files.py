@@ -15,6 +15,7 @@ from qgemm.files.torch_archive import SIZE, TorchFile
 
 from ..array_weights import Stored, Whole
 from .hqq import PART, SETTINGS
+from .hqq_nested import decoded
 
 OLDER = ".meta."  # older files of HQQ have the settings of a module in a dictionary of their own
 KINDS = {"uint8": "U8", "int32": "I32", "int64": "I64", "float32": "F32"}
@@ -30,6 +31,7 @@ def stored_tensors(file: TorchFile) -> dict[str, Stored]:
         return f"{module}.{part}" if mark and module in modules else name
 
     stored = {renamed(name): Stored(file, entry) for name, entry in file.tensors.items()}
+    settings = {renamed(name): value for name, value in file.settings.items()}
     for full, value in file.settings.items():
         name = renamed(full)
         module, _, part = name.rpartition(".")
@@ -40,6 +42,12 @@ def stored_tensors(file: TorchFile) -> dict[str, Stored]:
             raise CheckpointError(f"{shown_path(file.path)}: {shown(full)}: {rule}")
         if part in SETTINGS and (array := _array(value)) is not None:
             stored[name] = Stored(Whole(file.path, array.reshape(-1)), Entry(KINDS[array.dtype.name], array.shape, 0))
+    for module in modules:
+        for part in ("scale", "zero"):
+            if settings.get(f"{module}.quant_{part}") is True:
+                stored[f"{module}.{part}"] = decoded(file.path, module, part, stored, settings)
+                for name in (f"quant_{part}", f"{part}_q", f"meta_{part}.scale", f"meta_{part}.zero"):
+                    del stored[f"{module}.{name}"]
     return stored
 
 

@@ -1,0 +1,124 @@
+"""The plan of a product: the arguments of C for calls on arrays like those of an earlier one."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qgemm.tensor import Tensor
+
+from .native.calls import Guard, Replay, Target
+from .native.pool import ready
+from .native.products import scratch
+
+HEAD = object.__basicsize__  # bytes of an array object before its first field, which is the address of its numbers
+
+
+class Library(NamedTuple):
+    """How arrays of one class are read.
+
+    facts: all that a plan depends on, so that an array with equal facts can stand for another; None where C reads no
+    such array.
+    like: arrays -> a call on as many arrays, which tells whether their facts are those.
+    pointer: the address of the first number. strides: in bytes. type: its name. copy: to C order.
+    float32: to that type and C order. apart: to memory of its own, where NumPy would keep the array's. new: an output
+    like another -> a call that makes such an array.
+    """
+
+    facts: Callable[[Any], Any]
+    like: Callable[[Sequence[Any]], Callable[..., bool]]
+    pointer: Callable[[Any], int]
+    strides: Callable[[Any], tuple[int, ...]]
+    type: Callable[[Any], str]
+    copy: Callable[[Any], Any]
+    float32: Callable[[Any], Any]
+    apart: Callable[[Any], Any]
+    new: Callable[[Any], Callable[[], Any]]
+
+
+class Argument(NamedTuple):
+    """How a plan uses one array: its bytes from first to last, the size of a number, a conversion before C reads it.
+
+    offset: of its address among the arguments of C; negative for x, which is an argument by itself.
+    """
+
+    pointer: Callable[[Any], int]
+    nbytes: int
+    itemsize: int
+    convert: Callable[[Any], Any] | None
+    offset: int
+
+
+class Plan:
+    """The arguments of C for one kind of call.
+
+    like: whether arrays have the facts of those of the call.
+    used: of each array, in order. outs: how many outputs the caller gives. new: makes each output where it gives none.
+    own_residuals: pairs of an output and a residual that may be the output itself.
+    """
+
+    def __init__(
+        self, targets: Any, packed: int, memory: int, m: int, used: Sequence[Argument], outs: int,
+        new: Sequence[Callable[[], Any]], weights: Sequence[Tensor], own_residuals: set[tuple[int, int]],
+        like: Callable[..., bool],
+    ) -> None:  # fmt: skip
+        self.like = like
+        self.memory, self.used, self.new, self.outs = memory, used, new, outs
+        self.converts = any(argument.convert for argument in used)
+        self.files = [w for w in weights if not w.in_memory]  # checked at each access
+        same = len({argument.pointer for argument in used}) == 1 and not self.files
+        self.pointer = used[0].pointer if same else None  # the only one that a call needs
+        self.weights = weights[1:]  # alive, since their ids are in the key
+        offsets = [argument.offset for argument in used]
+        size = ctypes.sizeof(Target)
+        offsets += [i * size + Target.w.offset for i, w in enumerate(weights) if not w.in_memory]
+        count = len(offsets)
+        masks = [argument.itemsize - 1 for argument in used] + [0] * len(self.files)
+        guards = [
+            Guard(y, other, used[y].nbytes, used[other].nbytes, (y, other) in own_residuals)
+            for y in range(1, 1 + outs)
+            for other in (0, *range(y + 1, len(used)))
+            if used[other].convert is None
+        ]
+        numbers = ctypes.c_int64 * count
+        self.arrays = targets, numbers(*masks), numbers(*offsets), (Guard * len(guards))(*guards)
+        addresses = map(ctypes.addressof, self.arrays)
+        self.call = Replay(*addresses, len(targets), m, packed, count, len(guards))
+        self.address = ctypes.addressof(self.call)
+        self.packed_addresses = Struct(f"{count}N").pack
+
+    def outputs(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
+        """The outputs of a call on these arrays; None if C cannot multiply them in place, and did nothing."""
+        if self.new:
+            ys: Sequence[Any] = [new() for new in self.new]
+            arrays = [arrays[0], *ys, *arrays[1:]]
+        else:
+            ys = arrays[1 : 1 + self.outs]
+        if self.converts:
+            arrays = [a if use.convert is None else use.convert(a) for a, use in zip(arrays, self.used, strict=True)]
+        if self.pointer is not None:
+            addresses = self.packed_addresses(*map(self.pointer, arrays))
+        else:
+            pairs = zip(self.used, arrays, strict=True)
+            blocks = [address_of(w.blocks) for w in self.files]
+            addresses = self.packed_addresses(*[use.pointer(array) for use, array in pairs], *blocks)
+        return ys if ready().qgemm_replay(self.address, addresses, scratch(self.memory)) else None
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """The address of an array of NumPy, as compiled extensions read it: `ctypes.data` costs ten times as much."""
+    address: int | None = ctypes.c_void_p.from_address(id(array) + HEAD).value
+    return address or 0
+
+
+if sys.implementation.name != "cpython" or address_of(_probe := np.zeros(1)) != _probe.ctypes.data:
+
+    def address_of(array: NDArray[Any]) -> int:
+        """The address of an array of NumPy."""
+        return int(array.ctypes.data)
