@@ -10,6 +10,9 @@
 #include "row_panels.h"
 
 enum { DEPTH = 128, PANEL_TOKENS = PARTS == 1 ? 8 : 4 };
+// Rows of x from which on the second-level cache does not hold them, so that the next ones are fetched ahead on AVX2:
+// DEPTH numbers of a row end before the CPU's own prefetching starts.
+enum { PREFETCHED_TOKENS = 64 };
 _Static_assert(TOKENS_OF_TILE % PANEL_TOKENS == 0 && SUPER % DEPTH == 0, "tiles are whole");
 
 typedef struct {
@@ -118,6 +121,11 @@ INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], 
             for (int t = 0; t < PANEL_TOKENS; ++t)
 #pragma GCC unroll 2
                 for (int v = 0; v < PANELS; ++v) dots[t][v] = (f32x16){{{0}}};
+            if (PARTS == 2 && p->m >= PREFETCHED_TOKENS)
+#pragma GCC unroll 4
+                for (int t = PANEL_TOKENS; t < 2 * PANEL_TOKENS; ++t)
+#pragma GCC unroll 8
+                    for (int k = depth; k < depth + DEPTH; k += 16) __builtin_prefetch(x + SUPER * t + k);
             for (int k = depth; k < depth + DEPTH; ++k) {
                 f32x16 column[PANELS];
 #pragma GCC unroll 2
