@@ -113,7 +113,8 @@ INLINE void pack_for_panels(const packing* p, int64_t row, const float* x, const
 // ---- products
 
 INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], f32x16 (*sums)[PANELS]) {
-    for (int depth = 0; depth < SUPER; depth += DEPTH)
+    const int columns = multiplied_columns(p, i);
+    for (int depth = 0; depth < columns; depth += DEPTH)
         for (int64_t token = 0; token < p->m; token += PANEL_TOKENS) {
             const float* x = (const float*)p->packed + SUPER * (i * p->m + token);
             f32x16 dots[PANEL_TOKENS][PANELS];
