@@ -29,6 +29,13 @@ INLINE const uint8_t* read_super(const product* p, int64_t row, int64_t i, uint8
     return padded;
 }
 
+// The columns of super-block i that tiles multiply: on AVX2 without those after column k, where x is 0 and adds nothing
+// to a sum (but for the sign of a zero that a sum underflowed to).
+INLINE int multiplied_columns(const product* p, int64_t i) {
+    const int64_t left = p->k - i * SUPER;
+    return PARTS == 2 && left < SUPER ? (int)left : SUPER;
+}
+
 // Transposes `count` floats of four rows into columns r to r + 3 of `to`; number i goes to row position[i], or to row i
 // where position is null.
 INLINE void place_rows(float (*to)[TILE_ROWS], int r, const float* const rows[4], int count, const uint8_t* position) {

@@ -10,6 +10,9 @@
 #include "row_panels.h"
 
 enum { DEPTH = 128, PANEL_TOKENS = PARTS == 1 ? 8 : 4 };
+// Rows of x from which on the second-level cache does not hold them, so that the next ones are fetched ahead on AVX2:
+// DEPTH numbers of a row end before the CPU's own prefetching starts.
+enum { PREFETCHED_TOKENS = 64 };
 _Static_assert(TOKENS_OF_TILE % PANEL_TOKENS == 0 && SUPER % DEPTH == 0, "tiles are whole");
 
 typedef struct {
@@ -110,7 +113,8 @@ INLINE void pack_for_panels(const packing* p, int64_t row, const float* x, const
 // ---- products
 
 INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], f32x16 (*sums)[PANELS]) {
-    for (int depth = 0; depth < SUPER; depth += DEPTH)
+    const int columns = multiplied_columns(p, i);
+    for (int depth = 0; depth < columns; depth += DEPTH)
         for (int64_t token = 0; token < p->m; token += PANEL_TOKENS) {
             const float* x = (const float*)p->packed + SUPER * (i * p->m + token);
             f32x16 dots[PANEL_TOKENS][PANELS];
@@ -118,6 +122,11 @@ INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], 
             for (int t = 0; t < PANEL_TOKENS; ++t)
 #pragma GCC unroll 2
                 for (int v = 0; v < PANELS; ++v) dots[t][v] = (f32x16){{{0}}};
+            if (PARTS == 2 && p->m >= PREFETCHED_TOKENS)
+#pragma GCC unroll 4
+                for (int t = PANEL_TOKENS; t < 2 * PANEL_TOKENS; ++t)
+#pragma GCC unroll 8
+                    for (int k = depth; k < depth + DEPTH; k += 16) __builtin_prefetch(x + SUPER * t + k);
             for (int k = depth; k < depth + DEPTH; ++k) {
                 f32x16 column[PANELS];
 #pragma GCC unroll 2

@@ -61,11 +61,12 @@ INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS]
 
 INLINE void add_tile_products(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS],
                               const int least) {
+    const int groups = (multiplied_columns(p, i) * GROUPS + SUPER - 1) / SUPER;
     for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
         const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
         f32x16 totals[REGISTER_TOKENS][PANELS];
         EACH_SUM totals[t][v] = sums[token + t][v];
-        for (int group = 0; group < GROUPS; ++group) {
+        for (int group = 0; group < groups; ++group) {
             i32x16 dots[REGISTER_TOKENS][PANELS];
             EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
             add_group(dots, w, x, group, least);

@@ -282,7 +282,8 @@ def _torch(torch: Any) -> Library:
             return None
         return torch, x.dtype, x.shape, x.stride(), x.requires_grad
 
-    compiler: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)  # torch's own compiled code calls these
+    private = getattr(torch, "_C", None)
+    compiler: Any = getattr(getattr(private, "_dynamo", None), "guards", None)  # torch's own compiled code calls these
     empty: Any = getattr(compiler, "_empty_strided_cpu", None)
     guards: Any = getattr(compiler, "TensorGuards", None)
 
