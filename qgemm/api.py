@@ -6,7 +6,7 @@ from qgemm.files.gguf.reader import GGUFFile, open
 from qgemm.files.gguf.writer import write
 
 from .backend import Status, Tuned, backends
-from .converter import Checkpoint, Conversion, convert, load
+from .converter import Checkpoint, Conversion, convert, load, set_metadata
 from .errors import (
     CheckpointError,
     CodebookError,
@@ -68,6 +68,7 @@ __all__ = [
     "prepare",
     "quantize",
     "quantize_activations",
+    "set_metadata",
     "threads",
     "tune",
     "write",

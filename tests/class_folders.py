@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,24 @@ from files import safetensors
 
 import qgemm
 
-# Class -> "config" and shapes of "tensors" as transformers saves them; "keys" and shapes of "file" after conversion.
+# Class -> "config" and shapes of "tensors" as transformers saves them; "keys" and shapes of "file" after conversion,
+# the "digest" of its tensors in float32, and the "logits" that llama.cpp computes with the file after TOKENS.
 CLASSES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "model_classes.json").read_text(encoding="utf-8")
 )
 
 
+TOKENS = list(range(3, 27))  # the text whose logits llama.cpp and transformers compute
+
+
 def tensors_of(name: str) -> dict[str, np.ndarray]:
-    """Random tensors of a class's checkpoint, in float16."""
+    """Random tensors of a class's checkpoint, in float16: matrices near 0, norms and other vectors near 1."""
     rng = np.random.default_rng(0)
-    return {key: rng.standard_normal(shape).astype(np.float16) for key, shape in CLASSES[name]["tensors"].items()}
+    tensors = {}
+    for key, shape in CLASSES[name]["tensors"].items():
+        near_one = len(shape) == 1 and not key.endswith("bias")
+        tensors[key] = (near_one + rng.standard_normal(shape) * (0.1 if near_one else 0.125)).astype(np.float16)
+    return tensors
 
 
 def folder(path: Path, name: str, tensors: dict[str, np.ndarray] | None = None, **config: object) -> Path:
@@ -38,6 +47,14 @@ def converted(path: Path, target: Path) -> tuple[dict[str, np.ndarray], dict[str
     qgemm.convert(path, target, "f32", force=True)
     with qgemm.open(target, copy=True) as file:
         return {name: tensor.dequantize() for name, tensor in file.items()}, dict(file.metadata)
+
+
+def digest(tensors: dict[str, np.ndarray]) -> str:
+    """The hash of the tensors of a file, which tells whether `logits` are of this file."""
+    sums = sha256()
+    for name in sorted(tensors):
+        sums.update(name.encode() + np.ascontiguousarray(tensors[name], np.float32).tobytes())
+    return sums.hexdigest()
 
 
 def plain(metadata: dict[str, Any]) -> dict[str, Any]:

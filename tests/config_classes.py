@@ -19,7 +19,7 @@ from qgemm.converter.hyperparameters import Config
 
 WHERE = "config.json"
 
-# Architecture -> key of its config class in transformers 5.24 -> its default; null for objects, lists, computed values.
+# Architecture -> key of its config class in transformers 5.24 -> its default; objects and lists have null.
 CLASSES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "config_keys.json").read_text(encoding="utf-8")
 )

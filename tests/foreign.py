@@ -89,26 +89,27 @@ def gptq(
 def compressed(
     folder: Path, *, bits: int = 4, group: int = 32, n: int = 16, k: int = 64, symmetric: bool = True,
     scales: Any = ml_dtypes.bfloat16, packed_zeros: bool = True, order: bool = False, plain: bool = False,
-    seed: int = 0, settings: dict | None = None, weights: dict | None = None, change: dict | None = None,
+    rows: int = 1, form: str = "", seed: int = 0, settings: dict | None = None, weights: dict | None = None,
+    change: dict | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Integers of compressed-tensors; group -1: a row, 0: the tensor; plain: int8 that is not packed."""
+    """Integers of compressed-tensors; group -1: a row, 0: the tensor; plain: not packed; rows: per scale."""
     rng = np.random.default_rng(seed)
     size = k if group < 1 else group
     middle = 1 << bits - 1
-    codes, zeros, s = grouped(rng, n, k, bits, k // size, scales, middle if symmetric else None)
+    codes, zeros, s = grouped(rng, n, k, bits, -(-k // size), scales, middle if symmetric else None)
     if group == 0:
         zeros, s = (np.broadcast_to(values[:1, :1], values.shape) for values in (zeros, s))
+    stored_zeros, stored_scale = (values[:1, 0] if group == 0 else values[::rows] for values in (zeros, s))
+    zeros, s = (np.repeat(values[::rows], rows, axis=0)[:n] for values in (zeros, s))
     group_of = rng.permutation(np.arange(k) // size) if order else np.arange(k) // size
-    stored_scale = s[:1, 0] if group == 0 else s
     parts: dict[str, Any] = {"weight_scale": stored_scale}
     if plain:
         parts["weight"] = (codes - middle).astype(np.int8)
     else:
         parts |= {"weight_packed": stream(codes, bits), "weight_shape": np.array([n, k])}
     if not symmetric:
-        stored_zeros = (zeros[:1, 0] if group == 0 else zeros) - middle
-        packed = packed_zeros and group != 0
-        parts["weight_zero_point"] = stream(zeros.T, bits).T if packed else stored_zeros.astype(np.int8)
+        packed = packed_zeros and group != 0 and rows == 1
+        parts["weight_zero_point"] = stream(zeros.T, bits).T if packed else (stored_zeros - middle).astype(np.int8)
     if order:
         parts["weight_g_idx"] = group_of.astype(np.int32)
     strategy = {-1: "channel", 0: "tensor"}.get(group, "group")
@@ -119,7 +120,9 @@ def compressed(
         "strategy": strategy,
         "group_size": max(group, 0) or None,
     }
-    form = "int-quantized" if plain else "pack-quantized"
+    if rows > 1:
+        own |= {"strategy": "block", "group_size": None, "block_structure": [rows, group]}
+    form = form or ("int-quantized" if plain else "pack-quantized")
     write(folder, parts, ct(form, {**own, **(weights or {})}, settings), change)
     return decoded(codes, zeros, s, group_of)
 
@@ -165,6 +168,30 @@ def mxfp4(folder: Path, *, n: int = 8, k: int = 64, seed: int = 0, weights: dict
     config = ct("mxfp4-pack-quantized", {**own, **(weights or {})})
     write(folder, {"weight_packed": nibbles(codes), "weight_scale": e}, config, change)
     return E2M1[codes] * np.repeat(np.float32(2) ** (e.astype(np.float32) - 127), 32, axis=1)
+
+
+def mxfp6(folder: Path, *, n: int = 8, k: int = 64, seed: int = 0, change: dict | None = None) -> np.ndarray:
+    """MXFP6 of compressed-tensors: e2m3."""
+    rng = np.random.default_rng(seed)
+    codes, e = rng.integers(0, 64, (n, k)), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
+    magnitude, exponent = codes & 7, codes >> 3 & 3
+    numbers = np.where(exponent == 0, magnitude / 8, (1 + magnitude / 8) * 2.0 ** (exponent - 1))
+    quads = codes.reshape(n, -1, 4) @ (1 << np.arange(0, 24, 6))
+    packed = (quads[..., None] >> np.arange(0, 24, 8) & 255).astype(np.uint8).reshape(n, -1)
+    own = {"num_bits": 6, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    write(folder, {"weight_packed": packed, "weight_scale": e}, ct("mxfp6-pack-quantized", own), change)
+    scale = np.repeat(np.float32(2) ** (e.astype(np.float32) - 127), 32, axis=1)
+    return np.copysign(numbers.astype(np.float32), np.where(codes >> 5, -1, 1)).astype(np.float32) * scale
+
+
+def mxfp8(folder: Path, *, n: int = 8, k: int = 96, settings: dict | None = None, name: str = "weight_scale",
+          scale_type: Any = np.uint8, seed: int = 0, change: dict | None = None) -> np.ndarray:  # fmt: skip
+    """MXFP8 of compressed-tensors, ModelOpt or SGLang."""
+    rng = np.random.default_rng(seed)
+    w, e = rng.normal(size=(n, k)).astype(E4M3), rng.integers(100, 140, (n, k // 32)).astype(np.uint8)
+    own = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    write(folder, {"weight": w, name: e.view(scale_type)}, settings or ct("mxfp8-quantized", own), change)
+    return w.astype(np.float32) * np.repeat(np.float32(2) ** (e.astype(np.float32) - 127), 32, axis=1)
 
 
 def fp8(folder: Path, *, n: int = 200, k: int = 320, grid: tuple = (2, 3), block: tuple = (128, 128),
@@ -255,3 +282,13 @@ def bitsandbytes(
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind}
     write(folder, parts, {**config, **(settings or {})}, change, prefix=f"{MODULE}.weight")
     return (book[codes] * np.repeat(absmax, block)[: n * k]).astype(np.float32).reshape(n, k)
+
+
+def bitsandbytes_int8(folder: Path, *, n: int = 8, k: int = 96, scales: Any = np.float32, seed: int = 0,
+                      settings: dict | None = None, change: dict | None = None) -> np.ndarray:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    codes, absmax = rng.integers(-127, 128, (n, k)).astype(np.int8), rng.random(n).astype(scales).astype(np.float32)
+    parts = {"weight": codes, "SCB": absmax, "weight_format": np.array(0, np.uint8)}
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True, "llm_int8_threshold": 6.0}
+    write(folder, parts, {**config, **(settings or {})}, change)
+    return codes * absmax[:, None] * np.float32(7.874015718698502e-3)

@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from typing import Any
 
-LINUX = ("memfd_create", "MFD_CLOEXEC", "posix_fallocate", "preadv", "pwritev", "sched_getaffinity")
+LINUX = ("memfd_create", "MFD_CLOEXEC", "posix_fallocate", "preadv", "copy_file_range", "pwritev", "sched_getaffinity")
 POSIX = (
     *LINUX, "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "geteuid", "getuid", "getgid", "fchown",
     "fchmod", "chown", "pread", "pwrite", "fork", "register_at_fork",

@@ -48,7 +48,7 @@ def test_usage_errors(refused, words):
 
 
 def test_no_command_names_them(refused):
-    commands = "info, convert, imatrix, verify, compare, matmul, prepare, tune, routes, bench"
+    commands = "info, convert, metadata, imatrix, verify, compare, matmul, prepare, tune, routes, bench"
     assert f"name a command: {commands} (" in refused(status=2)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from class_folders import CLASSES as CLASSES_MADE
 from config_classes import CLASSES, classified
-from hf_folders import folder, tensors_of
+from hf_folders import CONFIG, folder, tensors_of
 
 import qgemm
 from qgemm.converter.architectures import ARCHITECTURES
+from qgemm.converter.config_keys import check_config
+from qgemm.converter.config_rules import READ_ELSEWHERE, check_rules
 from qgemm.errors import CheckpointError
 
 PHI3 = {"type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
@@ -27,6 +31,19 @@ def test_rules_have_the_defaults_of_the_config_class(architecture):
     for key, rule in ARCHITECTURES[architecture].rules.items():
         if key in defaults:
             assert (rule.default or None) == (defaults[key] or None), key
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_values_of_any_type_are_compared_or_refused(architecture):
+    """A rule compares values whose type `check_config` has checked; nothing but a CheckpointError is raised."""
+    record = ARCHITECTURES[architecture]
+    base = CLASSES_MADE[architecture]["config"] if architecture in CLASSES_MADE else CONFIG
+    for key in {*record.rules, *record.aliases, *READ_ELSEWHERE}:
+        for value in (-1, 0.5, 2**64, float("nan"), float("inf"), "x", "", [], [1], [[]], ["x"], {}, {"a": 1}, True):
+            values = {**base, key: value}
+            with suppress(CheckpointError):
+                check_config("config.json", values)
+                check_rules(record.config("config.json", values), record.rules, record.read_rotary)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_other_kinds_are_told_by_their_first_bytes(write, name, run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "model.bin"])
-@pytest.mark.parametrize("content", [b"hello", b"PK\x03\x04" + bytes(26) + b"archive/data.pkl"])
+@pytest.mark.parametrize("content", [b"hello", b"PK\x03\x04" + bytes(26) + b"word/document.xml"])
 def test_no_weights(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(qgemm.QgemmError, match=r"is no file of weights by its first bytes, and its name does not end"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import foreign
 import ml_dtypes
 import numpy as np
 import pytest
@@ -128,6 +129,85 @@ def test_scales_that_are_not_read(name, tmp_path):
         open_source(folder)
 
 
+FEW_BITS = {"plain": True, "change": {"weight": np.full((16, 64), 8, np.int8)}}
+UNFIT = {
+    # who writes it, how, the error
+    "five bits in four": (foreign.compressed, FEW_BITS, "weight has 8 to 8 in 4 bits"),
+    "integers in blocks without a size": (
+        foreign.compressed, {"weights": {"strategy": "block", "group_size": None}},
+        "block_structure: 'None' does not fit the strategy block",
+    ),
+    "floats of one form as another": (
+        foreign.compressed, {"form": "mxfp8-quantized"}, "num_bits / type: .*'4 bits, int' is not read in the format",
+    ),
+    "scales of other blocks": (
+        foreign.compressed, {"rows": 8, "change": {"weight_scale": np.ones((3, 2), np.float16)}},
+        r"weight_scale is F16 \[3, 2\], not \[2, 2\] floats",
+    ),
+    "bytes as floats": (
+        foreign.mxfp8, {"change": {"weight_scale": np.ones((8, 3), np.float32)}}, "its scale is F32, .*U8 is",
+    ),
+    "exponents without a word of them": (
+        foreign.mxfp8, {"settings": {"quant_method": "fp8", "weight_block_size": [1, 32]}, "name": "weight_scale_inv"},
+        "its scale is U8, which is not read",
+    ),
+    "mxfp8 in groups of 16": (
+        foreign.mxfp8, {"settings": {"quant_method": "mxfp8", "weight_block_size": [1, 16]}},
+        r"weight_block_size: blocks of \(1, 16\) are not those of mxfp8",
+    ),
+    "an exponent of 255": (
+        foreign.mxfp8, {"change": {"weight_scale": np.full((8, 3), 255, np.uint8)}}, "a scale is 255, which is no",
+    ),
+    "int8 without scales": (foreign.bitsandbytes_int8, {"change": {"SCB": None}}, "'layer.q_proj': there is no SCB"),
+    "int8 with too few scales": (
+        foreign.bitsandbytes_int8, {"change": {"SCB": np.ones(7, np.float32)}}, r"SCB is F32 \[7\], not F32 \[8\]",
+    ),
+    "int8 in another layout": (
+        foreign.bitsandbytes_int8, {"change": {"weight_format": np.array(1, np.uint8)}}, "weight_format: only rows",
+    ),
+    "floats with scales of int8": (
+        foreign.bitsandbytes_int8, {"change": {"weight": np.ones((8, 96), np.float16)}}, "not a matrix of I8",
+    ),
+    "int8 by a config of four bits": (
+        foreign.bitsandbytes_int8, {"settings": {"load_in_4bit": True, "load_in_8bit": False}}, "'layer.q_proj.SCB'",
+    ),
+    "mxfp6 of half the scales": (
+        foreign.mxfp6, {"change": {"weight_scale": np.ones((8, 1), np.uint8)}}, r"\[8, 1\] scales are not those of",
+    ),
+    "mxfp6, an exponent of 255": (
+        foreign.mxfp6, {"change": {"weight_scale": np.full((8, 2), 255, np.uint8)}}, "a scale is 255, which is no",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_parts_that_contradict_the_config(name, tmp_path):
+    write, options, message = UNFIT[name]
+    write(tmp_path / "m", **options)
+    with pytest.raises(CheckpointError, match=message), qgemm.load(tmp_path / "m") as model:
+        model[f"{foreign.MODULE}.weight"]
+
+
+@pytest.mark.parametrize(("n", "k", "fmt"), [(8, 96, "i8_g32"), (3, 48, "i8_g16")])
+@pytest.mark.parametrize("scales", [np.float32, np.float16])
+def test_bitsandbytes_int8(n, k, fmt, scales, tmp_path):
+    """The converter's values are the library's; scales of a loaded tensor are rounded once before they multiply."""
+    want = foreign.bitsandbytes_int8(tmp_path / "m", n=n, k=k, scales=scales)
+    name = f"{foreign.MODULE}.weight"
+    assert converted(tmp_path / "m", tmp_path / "x.gguf", "f32")[name].how == "exact"
+    with qgemm.open(tmp_path / "x.gguf") as file:
+        assert_array_equal(file[name].dequantize(), want)
+    with qgemm.load(tmp_path / "m") as model:
+        w = model[name]
+        assert list(model) == [name, "layer.norm.weight"]
+    assert w.format.name == fmt
+    assert (np.abs(w.dequantize() - want) <= 2**-23 * np.abs(want)).all()
+    if k % 32 == 0:
+        line = converted(tmp_path / "m", tmp_path / "y.gguf", "q8_0")[name]
+        assert line.how == "rounded-scale"
+        assert line.error < 2**-11
+
+
 # ---------------------------------------------------------------- checkpoints that are not decoded
 
 WORDS, BYTES = np.zeros((4, 8), np.int32), np.zeros((4, 2, 16), np.uint8)
@@ -152,12 +232,12 @@ OTHERS = {
     ),
     "bitsandbytes": (
         {"w.weight": BYTES[0], "w.weight.absmax": normal(4), "w.weight.quant_map": normal(16)},
-        {"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_8bit: bitsandbytes of 8 bits is not read",
+        {"quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False}, "load_in_4bit: both are false",
     ),
     "HQQ": ({"w.W_q": BYTES[0]}, {"quant_method": "hqq", "rotation": 3}, "'rotation': '3': this field is not read"),
     "int8": (
         {"w.weight": np.zeros((4, 64), np.int8), "w.weight_scale": np.ones((4, 1), np.float32)},
-        {**CT, "format": "int-quantized"}, "int-quantized",
+        {**CT, "format": "int-quantized"}, r"'w': weight_scale is F32 \[4, 1\], not \[1, 1\] floats",
     ),
     "of no name": ({"w.weight": normal(4, 64)}, {"bits": 2, "quant_method": "new"}, "quantized by 'new'"),
 }  # fmt: skip

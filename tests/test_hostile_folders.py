@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+import class_folders
 import ml_dtypes
 import numpy as np
 import pytest
@@ -18,6 +19,9 @@ from files import safetensors
 from hf_folders import FOLDERS, YARN, D, E, X, folder, tensors_of
 
 import qgemm
+from qgemm.converter.architecture_record import Architecture
+from qgemm.converter.architectures import ARCHITECTURES
+from qgemm.converter.hf_folder import LEFT_OUT
 from qgemm.errors import CheckpointError
 from qgemm.files.json_parser import MAX_DEPTH
 
@@ -241,6 +245,22 @@ def test_tensors_of_the_wrong_kind(architecture, wrong, tmp_path):
         array = WRONG[wrong](tensors[name])
         safetensors(path / "model.safetensors", {**tensors, name: np.array(array)})
         refused(path, r"model\.safetensors: tensor '")
+
+
+SPLITS = {ARCHITECTURES[name].split: name for name in class_folders.CLASSES}  # each function, and a class that has it
+del SPLITS[Architecture._field_defaults["split"]]
+
+
+@pytest.mark.parametrize("wrong", ["one axis", "a number"])
+@pytest.mark.parametrize("name", SPLITS.values())
+def test_fused_tensors_with_too_few_axes(name, wrong, tmp_path):
+    """Functions that split, transpose or reorder a class's tensors look at their axes first."""
+    tensors = class_folders.tensors_of(name)
+    path = class_folders.folder(tmp_path / "m", name)
+    for changed, array in tensors.items():
+        if array.ndim > 1 and array.shape[0] > 1 and ".1." not in changed and not LEFT_OUT.search(changed):
+            safetensors(path / "model.safetensors", {**tensors, changed: np.array(WRONG[wrong](array))})
+            refused(path, r"model\.safetensors: tensor '")
 
 
 def test_numbers_of_layers_and_experts(tmp_path):

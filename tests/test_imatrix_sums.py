@@ -80,6 +80,18 @@ def test_a_file_of_the_old_kind_is_merged(tmp_path):
     assert (sums.tokens.tolist(), file.chunks, file.datasets) == ([7 * 512], 7, ["text"])
 
 
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_experts_of_the_old_kind_are_merged(first):
+    """The old kind has the means of all experts in one row, and one number of tokens."""
+    old = SumsFile({NAMES[2]: Sums(np.arange(256.0)[None], np.full(1, 512.0), np.ones(1))})
+    new = SumsFile({NAMES[2]: Sums(np.ones((4, 64)), np.array([1.0, 2, 3, 0]), np.ones(4))})
+    file, other = (old, new) if first == "old" else (new, old)
+    file.merge(other, "x")
+    sums = file.sums[NAMES[2]]
+    np.testing.assert_array_equal(sums.squares, np.arange(256.0).reshape(4, 64) + 1)
+    assert (sums.tokens.tolist(), sums.gradients) == ([513, 514, 515, 512], None)
+
+
 def test_sums_of_another_shape_are_refused(refused, tmp_path):
     file_of(0).write(tmp_path / "a.gguf")
     SumsFile({NAMES[0]: Sums(np.ones((1, 32)), np.ones(1))}).write(tmp_path / "b.gguf")

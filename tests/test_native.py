@@ -313,6 +313,31 @@ def test_sums_of_extreme_activations_do_not_overflow(fmt, code, monkeypatch):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("name", ["q8_0", "q8_1", "iq4_nl", "mxfp4"])
+@pytest.mark.parametrize("least", [-127, -128])
+def test_signed_codes_with_and_without_minus_128(name, least):
+    """Random bytes hold -128 almost always, encoded weights never: sums of integers are exact for both."""
+    fmt, rng = format_of(name), np.random.default_rng(9)
+    w = random_tensor(fmt, 33, 256, rng)
+    blocks = w.blocks.copy()
+    blocks["e" if name == "mxfp4" else "d"] = 128 if name == "mxfp4" else 1
+    if name.startswith("q8"):
+        blocks["qs"] = rng.integers(least, 128, blocks["qs"].shape)
+        blocks["qs"][0, 0, 7] = least
+    w = qgemm.Tensor(fmt, w.shape, blocks)
+    prepared = qgemm.quantize_activations(np.ones((19, 256), np.float32), "a8")
+    x = prepared.blocks.copy()
+    x["qs"] = rng.integers(-128, 128, x["qs"].shape)
+    x["qs"][:, 0], x["qs"][:, 1] = -128, 127
+    x["d"] = 2.0**-19
+    numbers = x["qs"].reshape(19, 256).astype(np.float64)
+    for m in (1, 2, 19):
+        y = qgemm.matmul(qgemm.Tensor(prepared.format, (m, 256), x[:m]), w)
+        assert_array_equal(y, numbers[:m] @ w.dequantize().T)
+    x16 = rng.integers(-(2**15), 2**15, (3, 256)).astype(np.float32)  # digits of -128 among them
+    np.testing.assert_allclose(qgemm.matmul(x16, w), x16.astype(float) @ w.dequantize().T, rtol=1e-6, atol=64)
+
+
 @pytest.mark.parametrize("activation", OF_INTEGERS)
 @pytest.mark.parametrize("m", [1, 17, 300])
 def test_weights_of_a_call_share_x(m, activation):

@@ -46,7 +46,7 @@ def test_both_sides_have_the_same_calls():
 
 CALLS = re.compile(
     r"\b(fcntl|os\.(O_(?!RDONLY|RDWR|WRONLY|CREAT|EXCL)\w+|geteuid|memfd_create|register_at_fork|sched_\w+|fch\w+"
-    r"|p?readv?\b|pwritev?|posix_\w+|fork)|dir_fd|renameat2)\b|/proc/"
+    r"|p?readv?\b|copy_file_range|pwritev?|posix_\w+|fork)|dir_fd|renameat2)\b|/proc/"
 )
 
 

@@ -62,7 +62,7 @@ class Sources:
     def imported_by(self, path: Path) -> Iterator[Path]:
         """The files that a file imports, at any depth of its functions, and those of modules that a string names.
 
-        A package that calls import_module may import any of its modules.
+        A package, or its main.py, that calls import_module may import any of the package's modules.
         """
         package = path.parent.relative_to(self.root).parts
         for node in self.walk(path):
@@ -78,7 +78,7 @@ class Sources:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isascii():
                 if "." in node.value and node.value.replace(".", "").isidentifier():
                     yield from self.files_of(node.value)
-            elif isinstance(node, ast.Name) and node.id == "import_module" and path.name == "__init__.py":
+            elif isinstance(node, ast.Name) and node.id == "import_module" and path.stem in ("__init__", "main"):
                 yield from path.parent.glob("*.py")
 
     def files_of(self, name: str) -> list[Path]:

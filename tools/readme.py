@@ -19,6 +19,7 @@ import layouts
 import numpy as np
 import predictions
 import recipes
+from gguf import MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 
 from benchmarks.report import cpu_tables, eight_bit_tables, expert_tables, models, shards, tables
@@ -26,6 +27,7 @@ from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
 from qgemm.codec.search import quantize as by_importance
+from qgemm.converter.architectures import ARCHITECTURES
 from qgemm.converter.weight import (
     Codes,
     Groups,
@@ -121,6 +123,19 @@ def options_table() -> str:
     return "\n".join(rows)
 
 
+def architectures_table() -> str:
+    """Hugging Face classes that become .gguf models, by the architecture of the file."""
+    records: dict[str, list[str]] = {}
+    for name, record in ARCHITECTURES.items():
+        records.setdefault(MODEL_ARCH_NAMES[record.kind], []).append(name)
+    rows = ["| file | classes | rotary pairs | norms plus one |", "|---|---|---|---|"]
+    for kind, names in records.items():
+        record = ARCHITECTURES[names[0]]
+        flags = " | ".join("yes" if flag else "" for flag in (record.rotary_pairs, record.norms_plus_one))
+        rows += [f"| {kind} | {', '.join(names[i : i + 2])} | {flags} |" for i in range(0, len(names), 2)]
+    return "\n".join(rows)
+
+
 def exactness_table() -> str:
     """A row for each source of codes, a column for each format that can store codes as they are."""
     targets = [fmt for fmt in FORMATS.values() if packs_integer_groups(fmt)]
@@ -196,7 +211,12 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/kernels/encoding.md": {"encoders": cpu_tables.encode_table},
     "docs/kernels/experts.md": {"experts": expert_tables.table},
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
-    "docs/converting.md": {"options": options_table, "exactness": exactness_table, "encode": encode_table},
+    "docs/converting.md": {
+        "architectures": architectures_table,
+        "options": options_table,
+        "exactness": exactness_table,
+        "encode": encode_table,
+    },
     "docs/choosing-a-config.md": {"routes": routes_table},
     "docs/formats.md": {"formats": formats_table, "layouts": layouts.table},
     "docs/several-gpus.md": {"shard": shards.table},

@@ -2,8 +2,8 @@
 // weights.
 //
 // Macros from the compiler's command line (qgemm/cpu/native/libraries.py): GRID_WEIGHTS, weights of a point (8 or 4);
-// GRID_POINTS, the points, each an integer whose bytes are its signed levels. The including header defines GROUPS and
-// SHIFT.
+// GRID_POINTS, the points, each an integer whose bytes are its signed levels. The including header defines GROUPS,
+// SHIFT and POINT_NUMBER(block, i), the number in GRID of point i of a block.
 #pragma once
 
 #include "unpacked.h"
@@ -26,40 +26,99 @@ typedef uint32_t grid_point;
 #endif
 static const grid_point GRID[] = GRID_POINTS;
 
-// The points of 256 weights, as bytes in order.
-typedef struct {
-    grid_point point[SUPER / GRID_WEIGHTS];
-} grid_points;
+// The levels of 256 weights, in order.
+#if PART == 32
+// Points go from the table straight to registers: a load of 32 bytes would wait for the stores of its points.
+INLINE u8x16 sixteen_levels(const uint8_t* block, int i) {
+#define POINT(j) GRID[(uint32_t)(POINT_NUMBER(block, 16 / GRID_WEIGHTS * i + (j)))]
+#if GRID_WEIGHTS == 8
+    u8x16 levels = join_words(POINT(0), POINT(1));
+#else
+    VECTOR(uint32_t, u32x4, 16);
+    u8x16 levels = (u8x16)(u32x4){POINT(0), POINT(1), POINT(2), POINT(3)};
+#endif
+#undef POINT
+    __asm__ volatile("" : "+x"(levels) : : "memory");
+    return levels;
+}
+
+INLINE void load_grid_levels(u8x64 levels[4], const uint8_t* block) {
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v)
+        levels[v] = join(sixteen_levels(block, 4 * v), sixteen_levels(block, 4 * v + 1),
+                         sixteen_levels(block, 4 * v + 2), sixteen_levels(block, 4 * v + 3));
+}
+#else
+INLINE void load_grid_levels(u8x64 levels[4], const uint8_t* block) {
+    grid_point points[SUPER / GRID_WEIGHTS];
+    for (int i = 0; i < SUPER / GRID_WEIGHTS; ++i) points[i] = GRID[POINT_NUMBER(block, i)];
+    for (int v = 0; v < 4; ++v) levels[v] = load64((const uint8_t*)points + 64 * v);
+}
+#endif
+
+INLINE void add_shift(u8x64 codes[4]) {
+    for (int v = 0; v < 4; ++v) EACH_PART codes[v].part[i] += (u8_part){0} + SHIFT;
+}
+
+// Negates the levels whose byte of `minus` is 255; the others have 0.
+INLINE u8x64 negate_where(u8x64 levels, u8x64 minus) {
+    EACH_PART levels.part[i] = (levels.part[i] ^ minus.part[i]) - minus.part[i];
+    return levels;
+}
 
 // Codes = levels + SHIFT, after negating the weights whose sign bit is set: bit i of byte j of `signs` belongs to
 // weight 8 j + i.
-INLINE void points_to_codes(u8x64 codes[4], const grid_points* points, const uint64_t signs[4]) {
+INLINE void load_signed_codes(u8x64 codes[4], const uint8_t* block, const uint64_t signs[4]) {
+    load_grid_levels(codes, block);
+    for (int v = 0; v < 4; ++v) codes[v] = negate_where(codes[v], where_set(signs[v], 255));
+    add_shift(codes);
+}
+
+#ifdef SEVEN_SIGNS
+// The same where SEVEN_SIGNS(block, i) are the first seven signs of weights 8 i to 8 i + 7, from bit 0 on, and the
+// eighth makes the number of minuses even.
+#if PART == 32
+#define PARITY(n) (((n) ^ (n) >> 1 ^ (n) >> 2 ^ (n) >> 3 ^ (n) >> 4 ^ (n) >> 5 ^ (n) >> 6) & 1)
+#define MASK_BYTE(n, i) (((n) >> (i) & 1ull) * 255 << 8 * (i))
+#define MASK(n)                                                                                                  \
+    (MASK_BYTE(n, 0) | MASK_BYTE(n, 1) | MASK_BYTE(n, 2) | MASK_BYTE(n, 3) | MASK_BYTE(n, 4) | MASK_BYTE(n, 5) | \
+     MASK_BYTE(n, 6) | (PARITY(n) * 255ull << 56))
+#define MASK_4(n) MASK(n), MASK((n) + 1), MASK((n) + 2), MASK((n) + 3)
+#define MASK_16(n) MASK_4(n), MASK_4((n) + 4), MASK_4((n) + 8), MASK_4((n) + 12)
+// Bytes of 255 for the minuses of eight weights, 0 for the others.
+static const uint64_t SIGN_MASKS[128] = {MASK_16(0),  MASK_16(16), MASK_16(32), MASK_16(48),
+                                         MASK_16(64), MASK_16(80), MASK_16(96), MASK_16(112)};
+
+INLINE u8x16 sixteen_sign_masks(const uint8_t* block, int i) {
+    u8x16 minus = join_words(SIGN_MASKS[SEVEN_SIGNS(block, 2 * i)], SIGN_MASKS[SEVEN_SIGNS(block, 2 * i + 1)]);
+    __asm__ volatile("" : "+x"(minus) : : "memory");
+    return minus;
+}
+
+INLINE void load_seven_sign_codes(u8x64 codes[4], const uint8_t* block) {
+    load_grid_levels(codes, block);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v)
+        codes[v] =
+            negate_where(codes[v], join(sixteen_sign_masks(block, 4 * v), sixteen_sign_masks(block, 4 * v + 1),
+                                        sixteen_sign_masks(block, 4 * v + 2), sixteen_sign_masks(block, 4 * v + 3)));
+    add_shift(codes);
+}
+#else
+INLINE void load_seven_sign_codes(u8x64 codes[4], const uint8_t* block) {
+    uint64_t signs[4] = {0, 0, 0, 0};
+#pragma GCC unroll 32
+    for (int i = 0; i < 32; ++i) signs[i / 8] |= (uint64_t)SEVEN_SIGNS(block, i) << 8 * (i % 8);
     for (int v = 0; v < 4; ++v) {
-        u8x64 levels = load64((const uint8_t*)points + 64 * v);
-        if (signs) {
-            const u8x64 minus = where_set(signs[v], 255);
-            EACH_PART levels.part[i] = (levels.part[i] ^ minus.part[i]) - minus.part[i];
-        }
-        EACH_PART levels.part[i] += (u8_part){0} + SHIFT;
-        codes[v] = levels;
+        uint64_t folded = signs[v] ^ signs[v] >> 4;
+        folded ^= folded >> 2;
+        folded ^= folded >> 1;
+        signs[v] |= (folded & 0x0101010101010101) << 7;
     }
+    load_signed_codes(codes, block, signs);
 }
-
-// Adds the eighth sign to each byte of seven: it makes the number of minuses even.
-INLINE uint64_t add_parity_sign(uint64_t signs) {
-    uint64_t folded = signs ^ signs >> 4;
-    folded ^= folded >> 2;
-    folded ^= folded >> 1;
-    return signs | (folded & 0x0101010101010101) << 7;
-}
-
-// The signs of 64 weights, from two words whose low 28 bits are four times seven signs.
-INLINE uint64_t unpack_signs(uint32_t first, uint32_t second) {
-    uint64_t signs = 0;
-    for (int i = 0; i < 4; ++i)
-        signs |= (uint64_t)(first >> 7 * i & 127) << 8 * i | (uint64_t)(second >> 7 * i & 127) << (32 + 8 * i);
-    return add_parity_sign(signs);
-}
+#endif
+#endif
 
 // Eight nibbles, one in each byte.
 INLINE uint64_t spread_nibbles(uint32_t nibbles) {

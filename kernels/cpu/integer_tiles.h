@@ -27,34 +27,29 @@ static void pack_tile(tile_x* to, const quantized_x* from, const word_order* wor
     }
 }
 
-// The levels of a codebook are signed bytes from -127 on: AVX2 multiplies these at twice the rate of 8-bit codes.
-#if defined(LEVELS_PLUS_SHIFT) && CODE_BITS == 8 && defined(SIGNED_DOT)
-#define SUMS_OF_WORDS
-#define START(x, group) 0
-#define LARGEST_LEVEL ((int)(GREATEST_LEVEL > -LEAST_LEVEL ? GREATEST_LEVEL : -LEAST_LEVEL))
-_Static_assert(SHIFT == 128 && LARGEST_LEVEL < 128, "codes without their shift are levels");
-enum { SUMMED_WORDS = LARGEST_LEVEL < 16 ? 8 : LARGEST_LEVEL < 32 ? 4 : LARGEST_LEVEL < 64 ? 2 : 1 };
+#if SIGNED_CODES
+#define SUMMED_WORDS SIGNED_WORDS
 INLINE i32x16 add_to_sums(i32x16 sums, u8x64 codes, i8x64 x) { return add_signed_dot(sums, xor_all(codes, SHIFT), x); }
-#else
-#define START(x, group) (INTEGER_ZERO(1) ? (x).start[group] : 0)
-#ifdef SHORT_WORDS
-#define SUMS_OF_WORDS
-enum { SUMMED_WORDS = SHORT_WORDS };
+#elif defined(SHORT_WORDS)
+#define SUMMED_WORDS SHORT_WORDS
 INLINE i32x16 add_to_sums(i32x16 sums, u8x64 codes, i8x64 x) { return add_short_dot(sums, codes, x); }
 #endif
-#endif
 
-// Adds the products of a group's codes.
-INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS], const tile_x* x, int group) {
-#ifdef SUMS_OF_WORDS
+// Adds the products of a group's codes. least: what has_least says of all codes.
+INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS], const tile_x* x, int group,
+                      const int least) {
+    (void)least;
+#ifdef SUMMED_WORDS
     enum { STEP = SUMMED_WORDS < GROUP_WORDS ? SUMMED_WORDS : GROUP_WORDS };
 #pragma GCC unroll 8
     for (int first = 0; first < GROUP_WORDS; first += STEP) {
         i32x16 sums[REGISTER_TOKENS][PANELS];
         EACH_SUM sums[t][v] = all_ints(0);
 #pragma GCC unroll 8
-        for (int word = group * GROUP_WORDS + first; word < group * GROUP_WORDS + first + STEP; ++word)
-            EACH_SUM sums[t][v] = add_to_sums(sums[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+        for (int word = group * GROUP_WORDS + first; word < group * GROUP_WORDS + first + STEP; ++word) EACH_SUM {
+                sums[t][v] = add_to_sums(sums[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+                CORRECT_LEAST(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word), least);
+            }
         EACH_SUM dots[t][v] = add_shorts(dots[t][v], sums[t][v]);
     }
 #else
@@ -64,15 +59,16 @@ INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS]
 #endif
 }
 
-INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
+INLINE void add_tile_products(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS],
+                              const int least) {
     for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
         const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
         f32x16 totals[REGISTER_TOKENS][PANELS];
         EACH_SUM totals[t][v] = sums[token + t][v];
         for (int group = 0; group < GROUPS; ++group) {
             i32x16 dots[REGISTER_TOKENS][PANELS];
-            EACH_SUM dots[t][v] = all_ints(START(x[t], group));
-            add_group(dots, w, x, group);
+            EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
+            add_group(dots, w, x, group, least);
             EACH_SUM {
                 const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
                 const f32x16 sum = to_float(dots[t][v]);
@@ -83,6 +79,23 @@ INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS],
         }
         EACH_SUM sums[token + t][v] = totals[t][v];
     }
+}
+
+#ifdef LEAST_CODES
+static __attribute__((noinline, cold)) void add_least_tiles(const product* p, int64_t i, const tile w[PANELS],
+                                                            f32x16 (*sums)[PANELS]) {
+    add_tile_products(p, i, w, sums, 1);
+}
+#endif
+
+INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
+#ifdef LEAST_CODES
+    if (has_least(w[0].codes, 64)) {
+        add_least_tiles(p, i, w, sums);
+        return;
+    }
+#endif
+    add_tile_products(p, i, w, sums, 0);
 }
 
 #define MULTIPLY_TILES integer_tiles

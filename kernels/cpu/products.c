@@ -3,6 +3,9 @@
 // Macros besides those of blocks.h (qgemm/cpu/native/libraries.py): LEVELS_PLUS_SHIFT, the levels of a codebook;
 // ACTIVATION_BYTES, bytes of a block of activations; LEAST_LEVEL, GREATEST_LEVEL, LEAST_EIGHT_BITS (to_eight_bits.h).
 #include "blocks.h"
+
+#include "signed_codes.h"
+
 // Picks the reduction for one digit of x and for three: lane_rows.h scales each lane and then reduces; rows.h reduces
 // each group in int32 and then scales. A format with LANE_SCALES and a zero point that also defines LOW_GROUP uses
 // lane_rows.h for one digit and rows.h for three.
@@ -24,9 +27,9 @@
 #include "float_tiles.h"
 
 // With one digit (a8) the format's zero point is subtracted by the rounded sum of x, as in ggml's formula; with three
-// (a16) by the integer sums, which is exact.
+// (a16) by the integer sums, which is exact. Signed codes have no zero point.
 #define ZERO_FROM_SUM(digits) (ZERO && (digits) == 1)
-#define INTEGER_ZERO(digits) ((digits) == 1 ? SHIFT : SHIFT + ZERO)
+#define INTEGER_ZERO(digits) (SIGNED_CODES ? 0 : (digits) == 1 ? SHIFT : SHIFT + ZERO)
 
 // ---- x
 
@@ -141,11 +144,16 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
 #ifdef SUM_LANES
 // Combines the sums of the digits. dots[2] already holds 2^8 q1 + q2; the first digit counts 2^16.
 #ifdef SHORT_DOTS
-#define ONE_DIGIT_DOT(sum, codes, q) short_dot(codes, q)
+#define ONE_DIGIT_DOT(sum, codes, q, least) short_dot(codes, q)
 #define ONE_DIGIT_SUMS sum_short_groups
 #else
-#define ONE_DIGIT_DOT dot
+#define ONE_DIGIT_DOT CODE_DOT
 #define ONE_DIGIT_SUMS sum_groups
+#endif
+#if SIGNED_CODES
+#define CODE_DOT signed_dot
+#else
+#define CODE_DOT(sum, codes, q, least) dot(sum, codes, q)
 #endif
 
 INLINE group_floats combine_digits_1(const i32x16 dots[1][ACCS], const int32_t zero[2][SUM_LANES]) {

@@ -9,8 +9,10 @@
 #define NO_SUMS all_group_floats(0)
 #define REDUCE reduce_add_groups
 
-INLINE void ROWS_NAME(add_super)(SUMS* sums, SUMS* minimums, const X* const* x, int64_t i, const uint8_t* blocks) {
-    const unpacked w = unpack(blocks);
+// least: what has_least says of the codes.
+INLINE void ROWS_NAME(add_unpacked)(SUMS* sums, SUMS* minimums, const X* const* x, int64_t i, const unpacked w,
+                                    const int least) {
+    (void)least;
     const group_floats scale = permute_groups(w.scale, load_group_ints(LANE_GROUP));
 #pragma GCC unroll 8
     for (int t = 0; t < TOKENS; ++t) {
@@ -27,7 +29,8 @@ INLINE void ROWS_NAME(add_super)(SUMS* sums, SUMS* minimums, const X* const* x, 
                 for (int v = 0; v < 4; ++v)
                     if (ACC_OF(v) == acc) {
                         const i8x64 q = load_codes(xi->q[digit] + 64 * v);
-                        sum = DIGITS == 1 ? ONE_DIGIT_DOT(sum, w.codes[v], q) : dot(sum, w.codes[v], q);
+                        sum = DIGITS == 1 ? ONE_DIGIT_DOT(sum, w.codes[v], q, least)
+                                          : CODE_DOT(sum, w.codes[v], q, least);
                     }
                 dots[digit][acc] = sum;
             }
@@ -36,6 +39,25 @@ INLINE void ROWS_NAME(add_super)(SUMS* sums, SUMS* minimums, const X* const* x, 
             ZERO_FROM_SUM(DIGITS) ? mul_add_groups(load_group_floats(xi->s), sum, d) : mul_groups(sum, d);
         sums[t] = mul_add_groups(sums[t], scale, product);
     }
+}
+
+#ifdef LEAST_CODES
+// Out of line, so that its values do not occupy registers of the loop.
+static __attribute__((noinline, cold)) void ROWS_NAME(add_least)(SUMS* sums, SUMS* minimums, const X* const* x,
+                                                                 int64_t i, const uint8_t* blocks) {
+    ROWS_NAME(add_unpacked)(sums, minimums, x, i, unpack(blocks), 1);
+}
+#endif
+
+INLINE void ROWS_NAME(add_super)(SUMS* sums, SUMS* minimums, const X* const* x, int64_t i, const uint8_t* blocks) {
+    const unpacked w = unpack(blocks);
+#ifdef LEAST_CODES
+    if (__builtin_expect(has_least(w.codes, 4), 0)) {
+        ROWS_NAME(add_least)(sums, minimums, x, i, blocks);
+        return;
+    }
+#endif
+    ROWS_NAME(add_unpacked)(sums, minimums, x, i, w, 0);
 }
 
 #include "row_loop.h"

@@ -5,6 +5,7 @@
 #include "unpacked.h"
 
 #define SHIFT 128
+#define LEAST_CODES  // codes of -128
 #define ACCS 4
 #define ACC_OF(vector) (vector)
 #define LANES 8

@@ -10,7 +10,7 @@ from pathlib import Path
 from qgemm.codec.format import Format
 from qgemm.codec.search import searched
 from qgemm.converter.api import open_for_conversion
-from qgemm.converter.checkpoint_target import check_layout
+from qgemm.converter.checkpoint_target import PLAIN, check_layout
 from qgemm.converter.checkpoints.write import LAYOUTS
 from qgemm.converter.edits import Edits, parse_layers, parse_size
 from qgemm.converter.edits import parse_override as parse_key
@@ -49,9 +49,9 @@ DESCRIPTION = f"""\
 Convert the weights of SRC to TYPE and write them to DST. An existing DST is replaced only with --force, and then whole
 or not at all; a file of SRC is never replaced.
 
-  SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz;
+  SRC   .gguf, .safetensors (or the first shard), .safetensors.index.json, a checkpoint's folder, .npy, .npz, .pt;
         checkpoints quantized by AWQ, GPTQ, auto-round or as kbit; files of other names by their content;
-        a Hugging Face folder becomes a model that llama.cpp loads
+        a Hugging Face folder becomes a model that llama.cpp loads, the folder of a LoRA adapter a .gguf adapter
   DST   .gguf; .safetensors or .npz for TYPE f32, f16, bf16; with --layout a folder
   TYPE  {", ".join(fmt.name for fmt in FORMATS.values() if fmt.encode is not None)};
         with --layout group formats: u4z_g128 (4 bits, zeros, groups of 128), u8_row, u3_g64_bf16 ...;
@@ -126,6 +126,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the token embedding is the output matrix, which SRC lacks though its config says that it has one",
     )
     parser.add_argument(
+        "--base", metavar="FOLDER",
+        help="the base model of SRC, a folder with a LoRA adapter; by default the one that the adapter's config names",
+    )  # fmt: skip
+    parser.add_argument(
         "--architecture", metavar="NAME", default="",
         help="general.architecture of DST: flux, wan ...; by default that of a diffusion model is told by its tensors",
     )  # fmt: skip
@@ -143,8 +147,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--split-max-size", metavar="N", help="write shards with at most N bytes of tensors, 500M or 2G as gguf-split"
     )
     parser.add_argument(
-        "--layout", choices=LAYOUTS,
-        help="DST is a folder: a checkpoint of TYPE, a group format such as u4z_g128, that other libraries read",
+        "--layout", choices=[*LAYOUTS, PLAIN],
+        help="DST is a folder: a checkpoint of TYPE, a group format such as u4z_g128, that other libraries read; "
+        "huggingface: SRC is a .gguf model, TYPE f32, f16 or bf16",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace DST if it exists")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and the sizes, write nothing")
@@ -203,6 +208,8 @@ def run(args: argparse.Namespace) -> int:
                 tuple(args.remove_kv),
                 parse_layers(args.prune_layers) if args.prune_layers else (),
             ),
+            args.base,
+            options.type if options.layout == PLAIN else None,
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):

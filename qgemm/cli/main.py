@@ -23,7 +23,7 @@ from qgemm.version import __version__
 from .common import Command, UsageError
 
 COMMANDS = (  # modules of this folder
-    "info", "convert", "imatrix", "verify", "compare", "matmul", "prepare", "tune", "routes", "bench",
+    "info", "convert", "metadata", "imatrix", "verify", "compare", "matmul", "prepare", "tune", "routes", "bench",
 )  # fmt: skip
 
 # Errors of files, arguments and devices (CUDA raises RuntimeError). Anything else is a bug of this package.

@@ -13,11 +13,13 @@ from qgemm.files.imatrix_sums import read_sensitivities
 from qgemm.files.paths import PathLike, path_string, shown_path
 
 from . import job
-from .checkpoint_target import check_layout
+from .checkpoint_target import PLAIN, check_layout
 from .consistency import consistent
 from .edits import NO_EDITS, Edits, apply_edits, parse_size
 from .gguf_template import match_layout
+from .gguf_to_folder import to_folder
 from .hf_folder import to_gguf_model
+from .lora import adapter_weights, is_adapter, to_gguf_adapter
 from .report import Line, table, totals
 from .rules import OUTPUT, Ends, Options
 from .sizes import check_recipe, plan_size, with_recipe
@@ -58,13 +60,17 @@ def open_for_conversion(
     drop: Sequence[re.Pattern[str]] = (),
     tied: bool = False,
     edits: Edits = NO_EDITS,
+    base: PathLike | None = None,
+    folder_type: Format | None = None,
 ) -> Source:
     """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
     beside: other input files, which the conversion must not overwrite. drop: patterns of tensors that are left out.
-    tied: see `to_gguf_model`. edits: changes of metadata and layers.
+    tied: see `to_gguf_model`. edits: changes of metadata and layers. base: see `to_gguf_adapter`. folder_type:
+    the type of a Hugging Face folder that a .gguf model becomes.
     """
-    source = open_source(src, part=part, copy=True)
+    adapter = is_adapter(src)
+    source = open_source(adapter_weights(src) if adapter else src, part=part, copy=True)
     try:
         if part and source.shards == 1:
             raise QgemmError(f"{shown_path(source.path)}: is no shard: part (--part) reads one file of several")
@@ -72,10 +78,17 @@ def open_for_conversion(
         own_metadata = source.metadata
         if like is not None:
             source = match_layout(source, like)
+        elif model and adapter:
+            source = to_gguf_adapter(source, src, base)
         elif model and not source.is_gguf:
             source = to_gguf_model(source, src, tied)
+        if folder_type is not None:
+            source = to_folder(source, folder_type)
         if tied and (like is not None or source.metadata is own_metadata):
             rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"
+            raise QgemmError(f"{shown_path(source.path)}: {rule}")
+        if base is not None and not (model and adapter and like is None):
+            rule = "--base is for the folder of a LoRA adapter that becomes a .gguf file"
             raise QgemmError(f"{shown_path(source.path)}: {rule}")
         if edits != NO_EDITS and not model:
             raise QgemmError(f"{shown_path(source.path)}: metadata and layers are changed only in a .gguf file")
@@ -108,6 +121,7 @@ def convert(
     rename: Mapping[Pattern, str] | None = None,
     like: PathLike | None = None,
     tied: bool = False,
+    base: PathLike | None = None,
     pure: bool = False,
     keep_split: bool = False,
     split_max_size: int | str = 0,
@@ -144,12 +158,15 @@ def convert(
     like: a .gguf file of the same model, whose metadata, names, order and layout the new file gets, so that a
     Hugging Face checkpoint becomes a model that runs. tied: a folder that lacks its output matrix has the token
     embedding for one, though its config does not say so.
+    base: src is the folder of a LoRA adapter of peft, base that of its base model, whose config is read. Without it the
+    adapter's own config names the folder.
     keep_split: write as many shards as the split .gguf source has, named after dst; types are chosen as llama-quantize
     does in that case.
     split_max_size: the most bytes of tensors in a shard, a number or "2G", "500M" as gguf-split counts them (1000^3); a
     larger output becomes shards named after dst.
     layout: "awq", "gptq" or "compressed-tensors": dst is a folder, which becomes a checkpoint of that method in
-    `type`, a group format such as "u4z_g128"; the output matrix and the token embedding stay plain unless `pure` is
+    `type`, a group format such as "u4z_g128"; "huggingface": a .gguf model becomes a folder that transformers loads, in
+    f32, f16 or bf16. In checkpoints of a method the output matrix and the token embedding stay plain unless `pure` is
     set or a type is given for them.
     pure: one format for all tensors, `type` or the default of a file type. allow_requantize: quantize again where codes
     cannot be copied.
@@ -189,8 +206,9 @@ def convert(
     renames = [(re.compile(pattern), new) for pattern, new in (rename or {}).items()]
     drops = [re.compile(pattern) for pattern in drop]
     model = is_gguf_path(dst) and not layout
+    folder = options.type if layout == PLAIN else None
     edits = Edits(architecture, set_metadata or {}, tuple(remove_metadata), tuple(sorted(set(prune_layers))))
-    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied, edits) as source:
+    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied, edits, base, folder) as source:
         total, done = source.nbytes, 0
         notes: list[str] = []
 

@@ -54,11 +54,16 @@ class Architecture(NamedTuple):
     kind: the gguf package's architecture. keys: writes the hyperparameters. rules: values that other keys must have.
     layer: the tensors of every layer; those of its feed-forward network are added unless listed: `dense`, or `experts`
     in layers that have a router. by_layer: tensors that some layers have, by the config and the layer's number.
-    optional: tensors of layers that may be missing. ends: tensors outside the layers.
+    optional: tensors of layers that may be missing. ends: tensors outside the layers, besides ends_by_config.
+    renames: end of a tensor's name in a layer -> its name in the file, where the gguf package has none.
+    tokenizer: llama.cpp's kind of a BPE with pieces, where it is not "llama". pools: whether the model may be one of
+    Sentence Transformers, which say how vectors of tokens become one.
+    numbers: end of a tensor's name -> the gguf package's method that writes its number, one of each layer, as a key.
     rotary_pairs: whether rows of queries and keys move into llama.cpp's rotary order.
     norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
-    factors: kind of rotary scaling -> the tensors that it adds.
+    factors: kind of rotary scaling -> the tensors that it adds. unread: tensors that llama.cpp loads and never uses.
     read_rotary: keys of rotary embeddings that only some architectures read.
+    roles: role of a special token -> its text, where the folder gives no token that role.
     space: whether text gets a leading space before tokenization, None if the tokenizer decides.
     split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names; tensors that do
     not fit are refused.
@@ -76,6 +81,8 @@ class Architecture(NamedTuple):
     space: bool | None = None
     read_rotary: tuple[str, ...] = ()
 
+    roles: Mapping[str, str] = {}
+    numbers: Mapping[str, str] = {}
     dense: Shapes = DENSE
     experts: Shapes = EXPERTS
     ends: Shapes = ENDS
@@ -83,6 +90,11 @@ class Architecture(NamedTuple):
     aliases: Mapping[str, str] = {}
     derived: Callable[[Config], Mapping[str, Any]] = lambda config: {}
     by_layer: Callable[[Config, int], Shapes] = lambda config, layer: {}
+    ends_by_config: Callable[[Config], Shapes] = lambda config: {}
+    unread: Callable[[Config, Mapping[str, int]], Mapping[str, Floats]] = lambda config, sizes: {}
+    renames: Mapping[str, str] = {}
+    tokenizer: str = "llama"
+    pools: bool = False
 
     def shapes(self, config: Config, layer: int, experts: bool) -> Shapes:
         """The tensors of a layer with or without experts."""
@@ -91,10 +103,16 @@ class Architecture(NamedTuple):
             return shapes
         return {**shapes, **(self.experts if experts else self.dense)}
 
-    def config(self, where: str, values: Mapping[str, Any]) -> Config:
-        """A config with the defaults, under the names that are used here, with the values that follow from others."""
+    def config(self, where: str, document: Mapping[str, Any]) -> Config:
+        """A config with the defaults, under the names that are used here, with the values that follow from others.
+
+        The text part of a model that sees precedes the whole, except that the whole says whether its output is tied.
+        """
+        tied = {key: document[key] for key in ("tie_word_embeddings",) if key in document}
+        values = {**document, **(document.get("text_config") or {}), **tied}
         renamed = {new: values[old] for old, new in self.aliases.items() if values.get(old) is not None}
         config = Config(where, {**self.defaults, **renamed, **values})
+        config = config.replaced(intermediate_size=config.one_for_layers("intermediate_size"))
         return Config(where, {**config.values, **self.derived(config)})
 
 
@@ -105,11 +123,13 @@ def letters(config: Config, tokens: int) -> dict[str, int]:
     ffn = config.need("intermediate_size")
     return {
         "V": tokens, "P": config.integer("max_position_embeddings") or 0, "E": config.need("hidden_size"),
-        "F": ffn, "2F": 2 * ffn, "H": heads, "D": dim, "HD": heads * dim, "GD": groups * dim,
+        "F": ffn, "2F": 2 * ffn, "H": heads, "D": dim, "HD": heads * dim, "2HD": 2 * heads * dim,
+        "GD": groups * dim, "3E": 3 * config.need("hidden_size"), "C": config.integer("conv_L_cache") or 0,
         "QKV": (heads + 2 * groups) * dim, "X": config.integer("num_local_experts", "num_experts") or 0,
-        "M": config.integer("moe_intermediate_size") or ffn,
+        "M": config.integer("moe_intermediate_size") or ffn, "2M": 2 * (config.integer("moe_intermediate_size") or ffn),
         "S": config.integer("shared_expert_intermediate_size") or 0,
-        **_latent_letters(config, heads),
+        **_latent_letters(config, heads), **_linear_letters(config), **_gemma_letters(config, heads), "1": 1,
+        "T": config.integer("type_vocab_size") or 0,
     }  # fmt: skip
 
 
@@ -121,4 +141,33 @@ def _latent_letters(config: Config, heads: int) -> dict[str, int]:
     return {
         "QR": config.integer("q_lora_rank") or 0, "KR": rank, "KR+R": rank + rotated, "N": plain, "U": value,
         "HQ": heads * (plain + rotated), "HU": heads * value,
+    }  # fmt: skip
+
+
+def _linear_letters(config: Config) -> dict[str, int]:
+    """The letters of linear attention: heads (LH) of size LD, all values (LV), with queries and keys (LQKV), kernel."""
+    kernel, key, value, keys, values = (
+        config.integer(f"linear_{name}") or 0
+        for name in ("conv_kernel_dim", "key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads")
+    )
+    return {
+        "LH": values, "2LH": 2 * values, "LD": value, "LV": values * value, "LQKV": 2 * keys * key + values * value,
+        "LC": kernel,
+    }  # fmt: skip
+
+
+def _gemma_letters(config: Config, heads: int) -> dict[str, int]:
+    """The letters of Gemma 4 and 3n.
+
+    Full attention: FD, HFD, GFD. Embeddings of a layer: PL, of all layers: LPL. Parallel streams: A, AA. Laurel: LR.
+    """
+    dim, groups, size = (
+        config.integer(name) or 0
+        for name in ("global_head_dim", "num_global_key_value_heads", "hidden_size_per_layer_input")
+    )
+    streams = config.integer("altup_num_inputs") or 0
+    return {
+        "A": streams, "A-1": streams - 1, "AA": streams * streams, "LR": config.integer("laurel_rank") or 0,
+        "FD": dim, "HFD": heads * dim, "GFD": groups * dim, "PL": size,
+        "LPL": size * config.need("num_hidden_layers"),
     }  # fmt: skip

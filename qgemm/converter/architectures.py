@@ -15,8 +15,11 @@ from .architecture_record import (
     Architecture,
     Shapes,
 )  # fmt: skip
+from .encoder_architectures import ENCODERS
 from .family_architectures import FAMILIES
 from .fused_weights import gpt_oss_experts, joined_experts
+from .gemma_architectures import GEMMAS
+from .hybrid_architectures import HYBRIDS
 from .hyperparameters import (
     common_keys,
     gemma2_keys,
@@ -114,4 +117,7 @@ ARCHITECTURES = {
         read_rotary=("truncate",),
     ),
     **FAMILIES,
+    **HYBRIDS,
+    **GEMMAS,
+    **ENCODERS,
 }  # fmt: skip

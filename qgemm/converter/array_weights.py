@@ -35,17 +35,28 @@ class Whole(NamedTuple):
         return self.array[start:stop]
 
 
+class Computed(NamedTuple):
+    """A tensor that is computed as it is read, with the interface of a file."""
+
+    path: str
+    compute: Read
+
+    def read(self, entry: Entry, start: int, stop: int) -> NDArray[Any]:
+        """Elements start to stop, as SafetensorsFile.read gives them."""
+        return self.compute(start, stop)
+
+
 class Stored(NamedTuple):
     """A tensor of a safetensors file: the file and the tensor's header entry."""
 
-    file: SafetensorsFile | Whole
+    file: SafetensorsFile | Whole | Computed
     entry: Entry
 
     def columns(self, start: int, stop: int) -> NDArray[Any]:
         """Columns start to stop of a matrix, [rows, stop - start]."""
         rows, width = self.entry.shape
-        if isinstance(self.file, Whole):
-            return self.file.array.reshape(rows, width)[:, start:stop]
+        if not isinstance(self.file, SafetensorsFile):
+            return self.file.read(self.entry, 0, rows * width).reshape(rows, width)[:, start:stop]
         size = self.entry.dtype.itemsize
         raw = self.file.file.read_rows(self.entry.offset + start * size, width * size, rows, (stop - start) * size)
         return raw.reshape(-1).view(self.entry.dtype).reshape(rows, stop - start)

@@ -68,8 +68,8 @@ def load(path: PathLike, *, part: bool = False) -> Checkpoint:
     ...     w = model["model.layers.0.mlp.down_proj.weight"]  # <Tensor U4Z_G128 4096 x 14336>
 
     path: a folder, a .safetensors file, its first shard or index, with the configs beside it: AWQ, GPTQ, HQQ,
-    compressed-tensors, bitsandbytes, FP8, NVFP4, MXFP4 or plain; or a .gguf, .npy or .npz file. part: read one shard
-    alone. docs/checkpoints.md lists the supported variants.
+    compressed-tensors, bitsandbytes, FP8, NVFP4, MXFP4, MXFP8 or plain; or a .gguf, .npy, .npz or .pt file. part: read
+    one shard alone. docs/checkpoints.md lists the supported variants.
 
     Most matrices become Tensors of a group format, u4z_g128 for AWQ. GPTQ's with act-order become Reordered: their
     product gathers x's columns first. NVFP4's with a scale per tensor become Scaled.

@@ -31,6 +31,7 @@ from qgemm.tensor import Tensor
 from . import array_weights
 from .checkpoints.configs import CONFIGS, MODEL, SECTIONS
 from .checkpoints.write import LAYOUTS, WEIGHT, Layout, Part, rows_of, written_by
+from .gguf_to_folder import DTYPES
 from .rules import Options, Step
 from .targets import SAFE_TYPES, Append, CreateFile, Keys, Target, shape_of
 from .weight import GROUP_FAMILY, SAFETENSORS
@@ -42,16 +43,22 @@ BUFFER = 16 << 20  # bytes of blocks that are buffered before their rows are wri
 ALIGNED = 32  # rows per write: 32 zeros of any width fill whole words
 
 
+PLAIN = "huggingface"  # the layout of a folder without quantized matrices, which a .gguf model becomes
+
+
 def layout_named(name: str) -> Layout:
     """The layout of this name; QgemmError names all."""
     if name not in LAYOUTS:
-        raise QgemmError(f"there is no layout {name!r}, only {', '.join(LAYOUTS)}")
+        raise QgemmError(f"there is no layout {name!r}, only {', '.join([*LAYOUTS, PLAIN])}")
     return LAYOUTS[name]
 
 
 def check_layout(options: Options) -> None:
     """QgemmError if the layout does not exist, or cannot store the type."""
-    if options.layout:
+    if options.layout == PLAIN:
+        if str(options.type).lower() not in DTYPES:
+            raise QgemmError(f"a folder of {PLAIN} has tensors of {', '.join(DTYPES)}, not of {options.type}")
+    elif options.layout:
         check_type(layout_named(options.layout), options.type)
 
 
@@ -132,6 +139,11 @@ def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str
         for path in filter(os.path.isfile, glob(os.path.join(escape(source_folder), pattern))):
             with system_errors(path, "read"), open(path, "rb") as file:
                 files[os.path.basename(path)] = file.read()
+    write_files(folder, files, create)
+
+
+def write_files(folder: str, files: Mapping[str, bytes], create: Create) -> None:
+    """Write small files of a folder."""
     for name, data in sorted(files.items()):
         with create(os.path.join(folder, name)) as fd:
             write_at(fd, 0, memoryview(data))

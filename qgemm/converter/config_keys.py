@@ -40,10 +40,14 @@ def list_of(kind: Kind) -> Kind:
     return Kind(f"list of {kind.name} each", lambda value: isinstance(value, list) and all(map(kind.holds, value)))
 
 
+def either(first: Kind, second: Kind) -> Kind:
+    """A value of one kind or the other."""
+    return Kind(f"{first.name}, nor a {second.name}", lambda value: first.holds(value) or second.holds(value))
+
+
 def one_or_list(kind: Kind) -> Kind:
     """A value of a kind, or a list of these."""
-    several = list_of(kind)
-    return Kind(f"{kind.name}, nor a list of these", lambda value: kind.holds(value) or several.holds(value))
+    return either(kind, list_of(kind)._replace(name="list of these"))
 
 
 def section(table: str) -> Kind:
@@ -52,6 +56,9 @@ def section(table: str) -> Kind:
 
 
 FLAG = Kind("boolean", lambda value: isinstance(value, bool))
+OBJECT = Kind(
+    "object of objects", lambda value: isinstance(value, dict) and all(type(v) is dict for v in value.values())
+)
 TEXT = Kind("string", lambda value: isinstance(value, str))
 SIZE, FFN_SIZE, COUNT = whole(1, 2**20), whole(1, 2**24), whole(1, 2**16)
 OPTIONAL_COUNT = whole(0, 2**16)  # 0 stands for none
@@ -66,7 +73,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "architectures": list_of(TEXT),
         "text_config": section("model"),
         "hidden_size": SIZE,
-        "intermediate_size": FFN_SIZE,
+        "intermediate_size": one_or_list(FFN_SIZE),
+        **dict.fromkeys(("altup_num_inputs", "altup_active_idx", "laurel_rank"), OPTIONAL_COUNT),
         "moe_intermediate_size": whole(0, 2**24),
         "num_hidden_layers": COUNT,
         "num_attention_heads": COUNT,
@@ -76,7 +84,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "max_position_embeddings": POSITIONS,
         "original_max_position_embeddings": TRAINED,
         "num_local_experts": OPTIONAL_COUNT,
-        "num_experts": OPTIONAL_COUNT,
+        "num_experts": one_or_list(OPTIONAL_COUNT),
         "num_experts_per_tok": OPTIONAL_COUNT,
         "experts_per_token": OPTIONAL_COUNT,
         **dict.fromkeys(("n_embd", "n_embed"), SIZE),
@@ -90,6 +98,21 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(
             ("moe_k", "n_group", "topk_group", "first_k_dense_replace", "moe_layer_start_index"), OPTIONAL_COUNT
         ),
+        **dict.fromkeys(("global_head_dim", "hidden_size_per_layer_input"), whole(0, 2**20)),
+        **dict.fromkeys(("num_global_key_value_heads", "num_kv_shared_layers", "top_k_experts"), OPTIONAL_COUNT),
+        **dict.fromkeys(("attention_k_eq_v", "enable_moe_block", "use_double_wide_mlp"), FLAG),
+        "per_layer_config": OBJECT,
+        "intermediate_size_mlp": FFN_SIZE,
+        "interleave_moe_layer_step": COUNT,
+        **dict.fromkeys(("moe_topk", "num_shared_expert"), one_or_list(OPTIONAL_COUNT)),
+        **dict.fromkeys(("linear_conv_kernel_dim", "linear_num_key_heads", "linear_num_value_heads"), COUNT),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), SIZE),
+        **dict.fromkeys(("full_attention_interval", "num_dense_layers", "conv_L_cache"), OPTIONAL_COUNT),
+        **dict.fromkeys(("block_ff_dim", "block_multiple_of"), FFN_SIZE),
+        "block_ffn_dim_multiplier": FACTOR,
+        **dict.fromkeys(("block_auto_adjust_ff_dim", "tie_embedding"), FLAG),
+        "layer_types": list_of(TEXT),
+        "vision_config": section("vision"),
         "moe_layer_interval": COUNT,
         **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), OPTIONAL_COUNT),
         **dict.fromkeys(
@@ -101,13 +124,22 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "rotary_emb_base": ROTARY_BASE,
         **dict.fromkeys(("use_parallel_residual", "new_decoder_architecture", "multi_query", "norm_topk_prob"), FLAG),
         "sliding_window": WINDOW,
-        "sliding_window_pattern": WINDOW,
+        "sliding_window_pattern": either(WINDOW, TEXT),  # "LLLG": three layers with a window, one without
+        "no_rope_layers": list_of(whole(0, 1)),
+        "moe_layers": list_of(whole(0, 2**16)),
+        "moe_layer_end_index": whole(-1, 2**16),
         **{f"{name}_token_id": TOKENS for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
         "rms_norm_eps": number(0, 1),
         "attn_logit_softcapping": FACTOR,
         "final_logit_softcapping": FACTOR,
         **{f"{name}_multiplier": FACTOR for name in ("attention", "embedding", "residual")},
         "logits_scaling": FACTOR,
+        "scale_emb": FACTOR,
+        "scale_depth": FACTOR,
+        "dim_model_base": SIZE,
+        "type_vocab_size": COUNT,
+        "global_attn_every_n_layers": COUNT,
+        "local_attention": SIZE,
         "tie_word_embeddings": FLAG,
         "rope_theta": ROTARY_BASE,
         "rope_local_base_freq": ROTARY_BASE,
@@ -115,6 +147,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "rope_parameters": section("rotary"),
         "rope_scaling": section("rotary"),
     },
+    "vision": {"deepstack_visual_indexes": list_of(OPTIONAL_COUNT)},
     "rotary": {
         "full_attention": section("rotary"),
         "sliding_attention": section("rotary"),
@@ -125,6 +158,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "original_max_position_embeddings": TRAINED,
         "factor": FACTOR,
         "alpha": FACTOR,
+        "llama_4_scaling_beta": number(0, 1e6),
+        "mrope_section": list_of(OPTIONAL_COUNT),
         "mscale": number(0, 1e6),
         "mscale_all_dim": number(0, 1e6),
         "extrapolation_factor": number(0, 1e6),

@@ -16,6 +16,8 @@ FULL, WINDOW = "full_attention", "sliding_attention"
 NO_EFFECT = {
     # settings of training, of speed, and of outputs other than logits
     "attention_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop", "initializer_range",
+    "hidden_dropout_prob", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction",
+    "sparse_pred_ignore_index", "cls_token_id", "reference_compile", "attention_probs_dropout_prob",
     "router_aux_loss_coef", "attn_pdrop", "hidden_dropout", "embedding_dropout", "classifier_dropout", "slow_but_exact",
     "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
     *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
@@ -27,6 +29,10 @@ NO_EFFECT = {
     "num_nextn_predict_layers", "num_mtp_layers",
     # settings of the vision part, which is left out
     "vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index",
+    "audio_config", "eoa_token_index", *(f"{name}_token_id" for name in ("audio", "boa", "boi", "eoa", "eoi")),
+    "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
+    *(f"{name}_token_id" for name in ("image", "video", "vision_start", "vision_end")),
+    "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size",
 }  # fmt: skip
 READ_ELSEWHERE = {  # by the converter itself, for every architecture
     "architectures", "text_config", "vocab_size", "tie_word_embeddings",
@@ -136,6 +142,10 @@ GEMMA2: Rules = {
     "query_pre_attn_scalar": scale_of_head(256, 46), "layer_types": every(2),
 }  # fmt: skip
 GRANITE: Rules = LLAMA
+INTERNLM3: Rules = {"hidden_act": SILU, "qkv_bias": decided_elsewhere(False), "bias": decided_elsewhere(False)}
+MINICPM: Rules = {
+    "hidden_act": SILU, "attention_bias": OFF, "sparse_config": NONE, "mup_denominator": decided_elsewhere(32)
+}  # fmt: skip
 OLMO2: Rules = {"hidden_act": SILU, "attention_bias": OFF}
 OLMOE: Rules = {**OLMO2, "clip_qkv": NONE, "norm_topk_prob": OFF}
 SEED_OSS: Rules = {
@@ -174,9 +184,24 @@ def _one_base(value: Any, config: Config) -> bool:
     return windows is None or windows == (config.rope.number("rope_theta") or config.number("rope_theta"))
 
 
+def as_many_heads(default: int | None) -> Rule:
+    """A rule for as many heads of keys and values as of queries."""
+    return Rule(
+        default,
+        lambda value, config: value in (None, config.value("num_attention_heads")),
+        "is not num_attention_heads",
+    )
+
+
+def _whole_queries(value: Any, config: Config) -> bool:
+    """Whether queries without a latent vector belong to one of the models that llama.cpp knows to have none."""
+    layers = config.need("num_hidden_layers")
+    return bool(value) or layers in (26, 27) or (layers == 48 and config.integer("vocab_size") == 128256)
+
+
 QWEN2MOE: Rules = {
     **{key: rule for key, rule in QWEN3MOE.items() if key not in ("attention_bias", "norm_topk_prob")},
-    "norm_topk_prob": OFF, "qkv_bias": only(True), "sliding_window": decided_elsewhere(0), "layer_types": ALL_FULL,
+    "norm_topk_prob": OFF, "qkv_bias": only(True), "sliding_window": decided_elsewhere(4096), "layer_types": ALL_FULL,
     "max_window_layers": decided_elsewhere(28),
 }  # fmt: skip
 ARCEE: Rules = {**NO_BIASES, "hidden_act": only("relu2")}
@@ -220,12 +245,13 @@ ERNIE: Rules = {"hidden_act": SILU, "use_bias": OFF}
 ERNIE_MOE: Rules = {
     **ERNIE, "moe_norm_min": only(1e-12), "moe_layer_interval": only(1),
     "moe_layer_end_index": Rule(
-        None, lambda value, config: value in (None, -1) or value >= config.need("num_hidden_layers") - 1,
+        -1, lambda value, config: value in (None, -1) or value >= config.need("num_hidden_layers") - 1,
         "leaves the last layers without experts",
     ),
 }  # fmt: skip
 DOTS1: Rules = {
     **HUNYUAN, "n_group": ONE_GROUP, "topk_group": ONE_GROUP, "layer_types": ALL_FULL,
+    "num_key_value_heads": as_many_heads(32),
     "sliding_window": decided_elsewhere(4096), "max_window_layers": decided_elsewhere(62),
 }  # fmt: skip
 GLM4MOE: Rules = {
@@ -233,26 +259,19 @@ GLM4MOE: Rules = {
     "n_group": ONE_GROUP, "topk_group": ONE_GROUP,
 }  # fmt: skip
 DEEPSEEK: Rules = {
+    "q_lora_rank": Rule(1536, _whole_queries, "is null in a model of other layers than 26 and 27"),
     "rope_parameters": Rule(None, _same_mscale, "has mscale other than mscale_all_dim"),
-    **NO_BIASES, "head_dim": decided_elsewhere(64), "qk_head_dim": decided_elsewhere(192),
+    **NO_BIASES, "head_dim": decided_elsewhere(None), "qk_head_dim": decided_elsewhere(192),
 }  # fmt: skip
-
-
-def as_many_heads(default: int) -> Rule:
-    """Keys and values have as many heads as queries."""
-    return Rule(
-        default,
-        lambda value, config: value in (None, config.value("num_attention_heads")),
-        "is not num_attention_heads",
-    )
 
 
 DEEPSEEK2: Rules = {
     **DEEPSEEK, "topk_method": only("greedy"), "n_group": decided_elsewhere(None),
-    "topk_group": decided_elsewhere(None), "num_key_value_heads": as_many_heads(32),
+    "topk_group": decided_elsewhere(None), "num_key_value_heads": as_many_heads(None),
 }  # fmt: skip
 DEEPSEEK3: Rules = {
-    **DEEPSEEK, "rope_interleave": only(True), "n_group": decided_elsewhere(8), "topk_group": decided_elsewhere(4),
+    **DEEPSEEK, "rope_interleave": only(True), "head_dim": decided_elsewhere(64), "n_group": decided_elsewhere(8),
+    "topk_group": decided_elsewhere(4),
     "num_key_value_heads": as_many_heads(128),
 }  # fmt: skip
 PHI: Rules = {"hidden_act": GELU, "qk_layernorm": OFF}
@@ -278,6 +297,60 @@ FALCON: Rules = {
 }  # fmt: skip
 BLOOM: Rules = {"apply_residual_connection_post_layernorm": OFF}
 GRANITE_MOE: Rules = {"hidden_act": SILU, "attention_bias": decided_elsewhere(False)}
+
+
+def _linear_but_full(value: Any, config: Config) -> bool:
+    """Whether full attention recurs with one period, which the file stores."""
+    period = value.index(FULL) + 1 if value and FULL in value else 0
+    return not value or all(kind == ("linear_attention" if (i + 1) % period else FULL) for i, kind in enumerate(value))
+
+
+LINEAR: Rules = {
+    "hidden_act": SILU, "attention_bias": OFF,
+    "layer_types": Rule(None, lambda value, config: not value or (FULL in value and _linear_but_full(value, config)),
+                        f"are not linear_attention with {FULL} at one period"),
+    "linear_value_head_dim": Rule(
+        128, lambda value, config: value == config.value("linear_key_head_dim"), "differs from linear_key_head_dim"
+    ),
+}  # fmt: skip
+QWEN3_NEXT: Rules = {
+    **LINEAR, "decoder_sparse_step": only(1), "mlp_only_layers": NONE, "norm_topk_prob": only(True),
+}  # fmt: skip
+QWEN35: Rules = LINEAR
+LFM2: Rules = {"conv_bias": OFF, "layer_types": decided_elsewhere(None), "full_attn_idxs": decided_elsewhere(None)}
+LFM2_MOE: Rules = {
+    "conv_bias": OFF, "layer_types": decided_elsewhere(None), "use_expert_bias": only(True),
+    "norm_topk_prob": only(True), "routed_scaling_factor": only(1.0),
+}  # fmt: skip
+APERTUS: Rules = {"hidden_act": only("xielu"), "attention_bias": OFF}
+HUNYUAN_MOE: Rules = HUNYUAN
+QWEN_VL: Rules = {**QWEN2, "max_window_layers": decided_elsewhere(80)}
+QWEN3_VL: Rules = {"hidden_act": SILU, "attention_bias": OFF}
+QWEN3_VL_MOE: Rules = {
+    **QWEN3_VL, "decoder_sparse_step": only(1), "mlp_only_layers": NONE, "sliding_window": NONE,
+}  # fmt: skip
+MINISTRAL3: Rules = {"hidden_act": SILU, "sliding_window": window_of_context(None)}
+MISTRAL3: Rules = {"hidden_act": SILU, "sliding_window": window_of_context(4096)}
+
+
+def _chunks(value: Any, config: Config) -> bool:
+    return not value or all(kind == ("chunked_attention" if (i + 1) % 4 else FULL) for i, kind in enumerate(value))
+
+
+def _every_step(value: Any, config: Config) -> bool:
+    step = config.integer("interleave_moe_layer_step") or 1
+    return value is None or list(value) == list(range(step - 1, config.need("num_hidden_layers"), step))
+
+
+LLAMA4: Rules = {
+    "hidden_act": SILU, "attention_bias": OFF, "attention_chunk_size": only(8192), "floor_scale": only(8192),
+    "attn_scale": only(0.1), "attn_temperature_tuning": only(True, 4),
+    "use_qk_norm": Rule(True, lambda value, config: bool(value) == (config.value("num_local_experts") != 128),
+                        "is not as llama.cpp computes: true but with 128 experts"),
+    "layer_types": Rule(None, _chunks, "differ from chunked_attention with full attention in every fourth layer"),
+    "no_rope_layers": SMOLLM3["no_rope_layers"], "no_rope_layer_interval": SMOLLM3["no_rope_layer_interval"],
+    "moe_layers": Rule(None, _every_step, "are not those of interleave_moe_layer_step"),
+}  # fmt: skip
 ROTARY: Rules = {"mscale": NONE, "mscale_all_dim": NONE, "mrope_section": NONE}
 
 

@@ -12,7 +12,7 @@ from qgemm.files.paths import PathLike, path_string
 
 from .checkpoints.configs import MODEL
 
-TOGETHER = ".safetensors", ".json"  # suffixes of files that are read with others of their folder
+TOGETHER = ".safetensors", ".json", ".pt"  # suffixes of files that are read with others of their folder
 
 Arguments = ParamSpec("Arguments")
 Source = TypeVar("Source")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,9 +31,23 @@ def _boolean(text: str) -> np.bool_:
     return np.bool_(text == "true")
 
 
+def _unsigned(text: str) -> np.uint32:
+    number = int(text)
+    if not 0 <= number < 2**32:  # NumPy before 2 would take it modulo 2**32
+        raise ValueError
+    return np.uint32(number)
+
+
+def _finite(text: str) -> np.float32:
+    number = float(text)
+    if not abs(number) <= float(np.finfo(np.float32).max):
+        raise ValueError
+    return np.float32(number)
+
+
 TYPES: dict[str, Callable[[str], Any]] = {  # the types of GGUF that llama-quantize stores
-    "int": lambda text: np.uint32(int(text)),
-    "float": lambda text: np.float32(float(text)),
+    "int": _unsigned,
+    "float": _finite,
     "bool": _boolean,
     "str": str,
 }
@@ -51,16 +65,19 @@ class Edits(NamedTuple):
 NO_EDITS = Edits()
 
 
-def parse_override(text: str) -> tuple[str, Any]:
-    """Parse KEY=TYPE:VALUE of --override-kv."""
+def parse_override(text: str, old: Mapping[str, Any] = {}, option: str = "--override-kv") -> tuple[str, Any]:
+    """Parse KEY=TYPE:VALUE of an option. A number gets the type that the key has in `old`, where that fits TYPE."""
     key, _, typed = text.partition("=")
     kind, colon, value = typed.partition(":")
     try:
         if not key or not colon or kind not in TYPES:
             raise ValueError
+        for name, kinds, number in (("int", np.integer, int), ("float", np.floating, float)):
+            if kind == name and isinstance(old.get(key), kinds):
+                return key, type(old[key])(number(value))
         return key, TYPES[kind](value)
     except (ValueError, OverflowError):
-        raise QgemmError(f"--override-kv {shown(text)} is not KEY=TYPE:VALUE, TYPE {', '.join(TYPES)}") from None
+        raise QgemmError(f"{option} {shown(text)} is not KEY=TYPE:VALUE, TYPE {', '.join(TYPES)}") from None
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -91,11 +108,17 @@ def apply_edits(source: Source, edits: Edits) -> Source:
     for key in edits.removed:
         if key not in metadata:
             raise _refusal(source, f"--remove-kv {shown(key)}: there is no such key")
-    for key in (*edits.removed, *edits.values):
-        if key in FIXED or key.startswith(ORIGINAL_SHAPE):
-            raise _refusal(source, f"key {shown(key)}: follows from the tensors and is not set or removed")
+    check_keys(source.path, (*edits.removed, *edits.values))
     others = {key: metadata[key] for key in metadata if key not in edits.removed}
     return replace(source, metadata={**others, **edits.values}) if edits.removed or edits.values else source
+
+
+def check_keys(path: str, keys: Iterable[str]) -> None:
+    """QgemmError for keys that are neither set nor removed."""
+    for key in keys:
+        if key in FIXED or key.startswith(ORIGINAL_SHAPE):
+            rule = "follows from the tensors and is not set or removed"
+            raise QgemmError(f"{shown_path(path)}: key {shown(key)}: {rule}")
 
 
 def without_layers(source: Source, layers: tuple[int, ...]) -> Source:

@@ -24,11 +24,13 @@ from .architecture_record import (
     with_biases,
 )  # fmt: skip
 from .fused_weights import (
+    either_experts,
     granite_experts,
     groups_of_heads,
     heads_of_three,
     joined_experts,
     latent_attention,
+    transposed_experts,
     transposed_products,
 )  # fmt: skip
 from .hyperparameters import common_keys, llama3_factors, llama_keys
@@ -60,9 +62,12 @@ GPT2_NAMES = {
 }  # fmt: skip
 TIED = {"tie_word_embeddings": True}
 
+GLM_ROLES = {"eos": "<|endoftext|>", "eot": "<|user|>", "unk": "<|endoftext|>"}
+
 GLM4 = Architecture(
     MODEL_ARCH.GLM4, family_keys.partial_rotary_keys, {**LAYER, **POST_NORMS, **FUSED_GATES}, config_rules.GLM,
     defaults={"partial_rotary_factor": 0.5, "head_dim": 128}, read_rotary=PARTIAL,
+    roles={**GLM_ROLES, "bos": "<|endoftext|>"},
 )  # fmt: skip
 GRANITE_MOE = Architecture(
     MODEL_ARCH.GRANITE_MOE, family_keys.granite_moe_keys, LAYER, config_rules.GRANITE_MOE, rotary_pairs=True,
@@ -77,6 +82,23 @@ DEEPSEEK = Architecture(
     read_rotary=("mscale", "mscale_all_dim"),
 )  # fmt: skip
 
+QWEN_VL = Architecture(
+    MODEL_ARCH.QWEN2VL, family_keys.qwen_vl_keys, {**LAYER, **BIASES}, config_rules.QWEN_VL,
+    read_rotary=("mrope_section",), defaults={"mrope_section": [16, 24, 24]},
+)  # fmt: skip
+QWEN3_VL = Architecture(
+    MODEL_ARCH.QWEN3VL, family_keys.qwen3vl_keys, {**LAYER, **HEAD_NORMS}, config_rules.QWEN3_VL,
+    read_rotary=("mrope_section",), defaults={"mrope_section": [24, 20, 20]},
+)  # fmt: skip
+MINISTRAL3 = Architecture(
+    MODEL_ARCH.MISTRAL3, family_keys.ministral_keys, LAYER, config_rules.MINISTRAL3, rotary_pairs=True,
+    read_rotary=("mscale", "mscale_all_dim"),
+)  # fmt: skip
+LLAMA4 = Architecture(
+    MODEL_ARCH.LLAMA4, family_keys.llama4_keys, LAYER, config_rules.LLAMA4, split=transposed_experts, experts=SHARED,
+    factors={"llama3": llama3_factors}, derived=family_keys.llama4_sizes, defaults={"rope_theta": 5e5},
+)  # fmt: skip
+
 FAMILIES = {
     "Qwen2MoeForCausalLM": Architecture(
         MODEL_ARCH.QWEN2MOE, family_keys.qwen2moe_keys, {**LAYER, **BIASES}, config_rules.QWEN2MOE,
@@ -85,6 +107,14 @@ FAMILIES = {
     "ArceeForCausalLM": Architecture(
         MODEL_ARCH.ARCEE, llama_keys, {**LAYER, **UP_DOWN}, config_rules.ARCEE, rotary_pairs=True,
         factors={"llama3": llama3_factors},
+    ),
+    "InternLM3ForCausalLM": Architecture(
+        MODEL_ARCH.LLAMA, llama_keys, LAYER, config_rules.INTERNLM3, rotary_pairs=True,
+        derived=family_keys.without_dynamic_scaling,
+    ),
+    "MiniCPMForCausalLM": Architecture(
+        MODEL_ARCH.MINICPM, family_keys.minicpm_keys, LAYER, config_rules.MINICPM, rotary_pairs=True,
+        defaults={"scale_emb": 1, "scale_depth": 1, "dim_model_base": 1, **TIED},
     ),
     "SmolLM3ForCausalLM": Architecture(
         MODEL_ARCH.SMOLLM3, llama_keys, LAYER, config_rules.SMOLLM3, rotary_pairs=True,
@@ -108,13 +138,14 @@ FAMILIES = {
         defaults={"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "sliding_window": 4096, **TIED},
     ),
     "GlmForCausalLM": GLM4._replace(
-        kind=MODEL_ARCH.CHATGLM, keys=family_keys.glm_keys, layer={**LAYER, **FUSED_GATES}
+        kind=MODEL_ARCH.CHATGLM, keys=family_keys.glm_keys, layer={**LAYER, **FUSED_GATES}, roles=GLM_ROLES
     ),
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": Architecture(
         MODEL_ARCH.GLM4_MOE, family_keys.glm4moe_keys, {**ATTENTION, "post_attention_norm.weight": "E"},
         config_rules.GLM4MOE, split=joined_experts, experts=CORRECTED, optional={**OPTIONAL, **HEAD_NORMS},
         aliases=ROUTED, derived=family_keys.shared_expert, defaults={"partial_rotary_factor": 0.5}, read_rotary=PARTIAL,
+        roles={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
     ),
     "Starcoder2ForCausalLM": Architecture(
         MODEL_ARCH.STARCODER2, family_keys.layer_norm_keys, with_biases({**LAYER, **UP_DOWN}),
@@ -190,4 +221,24 @@ FAMILIES = {
         aliases={**GPT2_NAMES, "n_embed": "hidden_size", "seq_length": "max_position_embeddings"},
         derived=family_keys.four_times, defaults={"max_position_embeddings": 2048, **TIED},
     ),
+    "ApertusForCausalLM": Architecture(
+        MODEL_ARCH.APERTUS, llama_keys, {**LAYER, **HEAD_NORMS, **UP_DOWN}, config_rules.APERTUS,
+        factors={"llama3": llama3_factors},
+        numbers={f".act_fn.{name}": f"add_xielu_{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")},
+    ),
+    "HunYuanMoEV1ForCausalLM": Architecture(
+        MODEL_ARCH.HUNYUAN_MOE, family_keys.hunyuan_moe_keys, {**LAYER, **HEAD_NORMS}, config_rules.HUNYUAN_MOE,
+        split=joined_experts, experts=SHARED, derived=family_keys.hunyuan_sizes,
+    ),
+    "Qwen2VLForConditionalGeneration": QWEN_VL,
+    "Qwen2_5_VLForConditionalGeneration": QWEN_VL,
+    "Qwen3VLForConditionalGeneration": QWEN3_VL,
+    "Qwen3VLMoeForConditionalGeneration": QWEN3_VL._replace(
+        kind=MODEL_ARCH.QWEN3VLMOE, keys=family_keys.qwen3vlmoe_keys, rules=config_rules.QWEN3_VL_MOE,
+        split=either_experts,
+    ),
+    "Mistral3ForConditionalGeneration": MINISTRAL3._replace(rules=config_rules.MISTRAL3),
+    "Ministral3ForCausalLM": MINISTRAL3,
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": LLAMA4,
 }  # fmt: skip

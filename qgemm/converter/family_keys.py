@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 from gguf import ExpertGatingFuncType, GGUFWriter, RopeScalingType
@@ -11,6 +12,7 @@ from .hyperparameters import (
     Config,
     common_keys,
     granite_keys,
+    llama_keys,
     qwen3moe_keys,
     rope_kind,
     rotated_dimensions,
@@ -228,15 +230,85 @@ def granite_moe_keys(config: Config, writer: GGUFWriter) -> None:
         writer.add_expert_shared_feed_forward_length(config.need("shared_expert_intermediate_size"))
 
 
-def convolution_keys(config: Config, writer: GGUFWriter) -> None:
-    """Write the keys of lfm 2, some of whose layers have a short convolution instead of attention."""
-    kinds = config.value("layer_types") or []
-    groups = config.need("num_key_value_heads")
+def rope_sections(config: Config, writer: GGUFWriter) -> None:
+    """Write the sections of rotary dimensions in time, height and width; text has the same position in all."""
+    sections = config.rope.value("mrope_section") or config.value("mrope_section")
+    writer.add_rope_dimension_sections([*sections, 0][:4])
+
+
+def qwen_vl_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of the text part of qwen 2 and 2.5 vl."""
     common_keys(config, writer)
-    writer.add_head_count_kv([groups if kind == "full_attention" else 0 for kind in kinds])
-    writer.add_vocab_size(config.need("vocab_size"))
-    writer.add_shortconv_l_cache(config.need("conv_L_cache"))
-    if config.integer("num_experts"):
-        writer.add_expert_feed_forward_length(config.need("moe_intermediate_size"))
-        writer.add_leading_dense_block_count(config.integer("num_dense_layers") or 0)
-        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+    rope_sections(config, writer)
+
+
+def qwen3vl_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of the text part of qwen 3 vl, whose first layers also read features of an image."""
+    common_keys(config, writer)
+    rope_sections(config, writer)
+    features = config.section("vision_config").value("deepstack_visual_indexes") or []
+    writer.add_num_deepstack_layers(len(features))
+
+
+def qwen3vlmoe_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of the text part of qwen 3 vl with experts."""
+    qwen3vl_keys(config, writer)
+    writer.add_expert_feed_forward_length(config.need("moe_intermediate_size"))
+
+
+def ministral_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of mistral 3 and ministral 3, the second of which scales queries by their positions."""
+    llama_keys(config, writer)
+    if config.rope.number("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(config.rope.need_number("mscale_all_dim"))
+    if config.rope.number("llama_4_scaling_beta"):
+        writer.add_attn_temperature_scale(config.rope.need_number("llama_4_scaling_beta"))
+
+
+def hunyuan_moe_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of hunyuan with experts."""
+    common_keys(config, writer)
+    writer.add_expert_feed_forward_length(config.need("intermediate_size"))
+    writer.add_expert_shared_feed_forward_length(config.need("shared_expert_intermediate_size"))
+    writer.add_expert_shared_count(config.integer("num_shared_expert") or 1)
+
+
+def hunyuan_sizes(config: Config) -> Mapping[str, Any]:
+    """HunYuan's sizes, each of which may be listed by layer, and the base of its dynamic scaling."""
+    shared = config.one_for_layers("num_shared_expert") or 1
+    return {
+        **scaled_base(config), "num_experts": config.one_for_layers("num_experts"),
+        "num_experts_per_tok": config.one_for_layers("moe_topk"), "num_shared_expert": shared,
+        "shared_expert_intermediate_size": shared * config.need("intermediate_size"),
+    }  # fmt: skip
+
+
+def minicpm_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of minicpm, whose three factors depend on its sizes."""
+    common_keys(config, writer)
+    writer.add_embedding_scale(config.need_number("scale_emb"))
+    writer.add_residual_scale(config.need_number("scale_depth") / sqrt(config.need("num_hidden_layers")))
+    writer.add_logit_scale(config.need("hidden_size") / config.need("dim_model_base"))
+
+
+def without_dynamic_scaling(config: Config) -> Mapping[str, Any]:
+    """No rotary scaling instead of a dynamic one, which has no effect up to max_position_embeddings."""
+    dynamic = rope_kind(config.rope) == "dynamic"
+    base = config.rope.number("rope_theta") or config.number("rope_theta")
+    return {"rope_scaling": None, "rope_parameters": None, "rope_theta": base} if dynamic else {}
+
+
+def llama4_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of llama 4, some of whose layers have experts."""
+    llama_keys(config, writer)
+    writer.add_interleave_moe_layer_step(config.need("interleave_moe_layer_step"))
+    writer.add_expert_feed_forward_length(config.need("moe_intermediate_size"))
+
+
+def llama4_sizes(config: Config) -> Mapping[str, Any]:
+    """The sizes of llama 4, whose intermediate_size is that of experts."""
+    experts = config.need("intermediate_size")
+    return {
+        "moe_intermediate_size": experts, "shared_expert_intermediate_size": experts,
+        "intermediate_size": config.need("intermediate_size_mlp"),
+    }  # fmt: skip

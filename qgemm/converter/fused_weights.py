@@ -90,7 +90,10 @@ def _regrouped(weight: Weight, groups: int, members: int, parts: list[list[int]]
 def transposed_products(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
     """Transpose the matrices of GPT-2, which are stored as [K, N]."""
     names = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
-    return [transpose_matrices(weight) if weight.name.endswith(names) else weight]
+    if not weight.name.endswith(names):
+        return [weight]
+    _check_axes(weight, 2, refusal)
+    return [transpose_matrices(weight)]
 
 
 def granite_experts(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
@@ -98,6 +101,7 @@ def granite_experts(weight: Weight, config: Config, refusal: Refusal) -> list[We
     stem, dot, last = weight.name.partition("input_linear.weight")
     if not dot or last:
         return [renamed_to(weight, weight.name.replace("shared_mlp.output_linear", "mlp.shared_expert.down_proj"))]
+    _check_axes(weight, 2 if "shared_mlp." in stem else 3, refusal)
     stem = stem.replace("shared_mlp.", "mlp.shared_expert.").replace("block_sparse_moe.", "mlp.experts.")
     return halves(weight, f"{stem}gate_proj.weight", f"{stem}up_proj.weight", refusal)
 
@@ -111,10 +115,28 @@ def halves(weight: Weight, first: str, second: str, refusal: Refusal) -> list[We
     ]
 
 
+def transposed_experts(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
+    """Transpose the matrices of joined experts, [X, E, 2 M] and [X, M, E], and split gates and ups."""
+    if not weight.name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return joined_experts(weight, config, refusal)
+    _check_axes(weight, 3, refusal)
+    return joined_experts(transpose_matrices(weight), config, refusal)
+
+
+def either_experts(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
+    """Split joined experts that are transposed in older files; a matrix that fits both ways is not, to transformers."""
+    size, hidden = config.need("moe_intermediate_size"), config.need("hidden_size")
+    shapes = {"gate_up_proj": (hidden, 2 * size), "down_proj": (size, hidden)}
+    shape = shapes.get(weight.name.rpartition("experts.")[2])
+    transposed = shape is not None and weight.shape[1:] == shape != shape[::-1]
+    return (transposed_experts if transposed else joined_experts)(weight, config, refusal)
+
+
 def latent_attention(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
     """Split DeepSeek's kv_b_proj [H (P + S), R] into k_b [H, R, P], transposed, and v_b [H, S, R]."""
     if not weight.name.endswith("kv_b_proj.weight"):
         return joined_experts(weight, config, refusal)
+    _check_axes(weight, 2, refusal)
     keys, values, heads = (config.need(name) for name in ("qk_nope_head_dim", "v_head_dim", "num_attention_heads"))
     if weight.shape[0] != heads * (keys + values):
         raise refusal(weight.name, f"has {weight.shape[0]} rows, not {heads} heads of {keys} and {values}")

@@ -32,7 +32,7 @@ from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.tensor import Tensor
 
-from .hf_names import EXPERT, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
+from .hf_names import LEFT_OUT, NUMBERED, OUTPUT, left_out_notes, rotary_order, spellings
 from .weight import Source, Weight, weight_from_tensor
 from .weight_views import add_one, reorder_rows, stack_matrices
 
@@ -79,9 +79,9 @@ class _MatchedTensors:
                     continue
                 raise self._refusal(old, f"has no place in {self.where}" + (f", as {shown(new)} would" if new else ""))
             assert new is not None
-            number = EXPERT.search(old)
+            number = NUMBERED.search(old)
             experts = self.experts_by_name.setdefault(new, {})
-            if experts.setdefault(int(number[1]) if number else 0, weight) is not weight:
+            if experts.setdefault(int(number[2]) if number else 0, weight) is not weight:
                 raise self._refusal(old, f"would be {shown(new)}, as another tensor is already")
 
     def filled(self, tensor: Tensor) -> Weight:

@@ -7,7 +7,7 @@ contradicts the config is refused by name. A folder whose config names no archit
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,18 +25,46 @@ from .architectures import ARCHITECTURES
 from .checkpoints.configs import MODEL
 from .config_keys import check_config
 from .config_rules import check_rules
-from .hf_names import EXPERT, LAYER_NUMBER, LEFT_OUT, OUTPUT, left_out_notes, rotary_order, spellings
-from .hyperparameters import Config, rope_kind
+from .encoder_architectures import pooling_key
+from .hf_names import LAYER_NUMBER, LEFT_OUT, NUMBERED, OUTPUT, left_out_notes, rotary_order, spellings
+from .hyperparameters import WITH_FACTORS, Config, rope_kind
 from .keep_rules import keep_rule
 from .mixture import LAYER
 from .tokenizer import tokenizer_keys
-from .weight import Source, Weight, weight_from_numbers
+from .weight import Source, Weight, numbers_of, weight_from_numbers
 from .weight_views import add_one, reorder_rows, reshaped, stack_matrices
 
 ROTATED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 ONE_ROW = ("ffn_gate_inp_shexp.weight", "exp_probs_b.bias")  # matrices of one row that llama.cpp stores as vectors
+ONE_CHANNEL = ("ssm_conv1d.weight", "shortconv.conv.weight")  # [N, 1, K] that llama.cpp stores as [N, K]
 F32 = FORMATS["f32"]
 LAYER_0 = "blk.0."
+ALONE = -1  # number of a tensor that is not stacked
+WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are stored minus one
+
+
+def model_config(folder: str) -> tuple[Config, Architecture] | None:
+    """The checked config of a folder and the record of its architecture; None if it names no architecture."""
+    config_path = os.path.join(folder, MODEL)
+    if not os.path.exists(config_path):
+        return None
+    values = json_object(config_path)
+    return config_of(shown_path(config_path), values) if values.get("architectures") else None
+
+
+def config_of(where: str, values: Mapping[str, Any]) -> tuple[Config, Architecture]:
+    """The checked config of a document that names an architecture; `where` names it in errors."""
+    names = values["architectures"]
+    check_config(where, {"architectures": names})
+    architecture = ARCHITECTURES.get(names[0])
+    if architecture is None:
+        rule = f"is not an architecture that becomes a .gguf model ({', '.join(ARCHITECTURES)})"
+        rule += "; the .safetensors files in the folder convert under their own names"
+        raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
+    check_config(where, values)
+    config = architecture.config(where, values)
+    check_rules(config, architecture.rules, architecture.read_rotary)
+    return config, architecture
 
 
 def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
@@ -47,49 +75,40 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
     CheckpointError for an unknown architecture, hyperparameter, tensor or tokenizer.
     """
     folder = path_string(path)
-    config_path = os.path.join(folder, MODEL)
-    if not os.path.exists(config_path):
+    described = model_config(folder)
+    if described is None:
         return source
-    values = json_object(config_path)
-    where = shown_path(config_path)
-    names = values.get("architectures")
-    if not names:
-        return source
-    check_config(where, {"architectures": names})
-    architecture = ARCHITECTURES.get(names[0])
-    if architecture is None:
-        rule = f"is not an architecture that becomes a .gguf model ({', '.join(ARCHITECTURES)})"
-        rule += "; the .safetensors files in the folder convert under their own names"
-        raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
-    check_config(where, values)
-    config = architecture.config(where, {**values, **(values.get("text_config") or {})})
-    check_rules(config, architecture.rules, architecture.read_rotary)
-    model = _Model(source, config, architecture, tied)
+    config, architecture = described
+    model = Model(source, config, architecture, tied)
     weights = model.weights()
     writer = GGUFWriter(None, MODEL_ARCH_NAMES[architecture.kind])
     writer.add_type(GGUFType.MODEL)
     writer.add_name(os.path.basename(os.path.abspath(folder)))
     architecture.keys(config, writer)
-    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture.space)
+    if architecture.pools:
+        pooling_key(folder, writer)
+    model.write_numbers(writer)
+    tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture)
     notes = left_out_notes(model.left_out)
     return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
 
 
-class _Model:
+class Model:
     """The tensors of a checkpoint under llama.cpp's names."""
 
     def __init__(self, source: Source, config: Config, architecture: Architecture, tied: bool) -> None:
         self.source, self.config, self.architecture, self.tied = source, config, architecture, tied
         self.where = shown_path(source.path)
         self.layers = config.need("num_hidden_layers")
-        if self.layers > len(source.weights):
-            raise config.refusal("num_hidden_layers", self.layers, f"is more than the {len(source.weights)} tensors")
+        self.numbers: dict[str, dict[int, float]] = {}  # method of GGUFWriter -> layer -> number
         self.left_out = [name for name in source.weights if LEFT_OUT.search(name)]
         self.map = get_tensor_name_map(architecture.kind, 1)  # only layer 0: each layer's names cost 1 ms
 
     def weights(self) -> dict[str, Weight]:
         """All tensors by their new names: embedding and output first, then layer by layer."""
-        by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number of the expert -> tensor
+        if self.layers > (count := len(self.source.weights)):
+            raise self.config.refusal("num_hidden_layers", self.layers, f"is more than the {count} tensors")
+        by_name: dict[str, dict[int, Weight]] = {}  # GGUF name -> number in the stack -> tensor
         for weight in self.source.weights.values():
             if LEFT_OUT.search(weight.name):
                 continue
@@ -99,21 +118,36 @@ class _Model:
             if self._predicts_further(weight.name):
                 self.left_out.append(weight.name)
                 continue
-            for part in self.architecture.split(weight, self.config, self._refusal):
-                new = self._name(part.name)
-                number = EXPERT.search(part.name)
+            if self._is_number(weight):
+                continue
+            if not weight.shape:
+                raise self._refusal(weight.name, "has no axes")
+            for new, number, part in self.parts(weight):
                 experts = by_name.setdefault(new, {})
-                if experts.setdefault(int(number[1]) if number else 0, part) is not part:
+                if experts.setdefault(number, part) is not part:
                     raise self._refusal(part.name, f"would be {shown(new)}, as another tensor is already")
         if self.config.value("tie_word_embeddings") is True:
             by_name.pop(OUTPUT, None)
-        weights = {new: self._filled(new, experts) for new, experts in by_name.items()}
-        self._check_shapes(weights)
+        weights = {new: self.filled(new, experts) for new, experts in by_name.items()}
+        sizes = self._sizes(weights)
+        for name, numbers in self.architecture.unread(self.config, sizes).items():
+            weights.setdefault(name, weight_from_numbers(name, numbers))
+        self._check_shapes(weights, sizes)
         for name, factors in self._factors().items():
             weights[name] = weight_from_numbers(name, factors)
         return {name: weights[name] for name in sorted(weights, key=_layer)}
 
+    def parts(self, weight: Weight) -> Iterator[tuple[str, int, Weight]]:
+        """The tensors of the file into which a tensor is split: the new name, the number in the stack, the weights."""
+        for part in self.architecture.split(weight, self.config, self._refusal):
+            number = NUMBERED.search(part.name)
+            yield self._name(part.name), int(number[2]) if number else ALONE, part
+
     def _name(self, old: str) -> str:
+        layer = LAYER_NUMBER.search(old)
+        for end, renamed in self.architecture.renames.items():
+            if old.endswith(end) and layer is not None and int(layer[1]) < self.layers:
+                return f"blk.{layer[1]}.{renamed}"
         for name in spellings(old):
             layer = LAYER_NUMBER.search(name)
             if layer is not None and int(layer[1]) >= self.layers:
@@ -124,22 +158,43 @@ class _Model:
                 return new if layer is None else f"blk.{layer[1]}.{new.removeprefix(LAYER_0)}"
         raise self._refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
 
+    def _is_number(self, weight: Weight) -> bool:
+        """Whether a tensor is a number that becomes a key; it is read."""
+        layer = LAYER_NUMBER.search(weight.name)
+        for end, method in self.architecture.numbers.items():
+            if weight.name.endswith(end) and layer is not None:
+                if weight.size != 1:
+                    raise self._refusal(weight.name, f"has shape {weight.shape}, not one number")
+                self.numbers.setdefault(method, {})[int(layer[1])] = float(numbers_of(weight)(0, 1)[0])
+                return True
+        return False
+
+    def write_numbers(self, writer: GGUFWriter) -> None:
+        """Write the keys of numbers that the checkpoint has as tensors, one of each layer."""
+        for end, method in self.architecture.numbers.items():
+            numbers = self.numbers.get(method, {})
+            if sorted(numbers) != list(range(self.layers)):
+                raise self._refusal(f"*{end}", "is missing in some layers")
+            getattr(writer, method)([numbers[layer] for layer in range(self.layers)])
+
     def _predicts_further(self, name: str) -> bool:
         """Whether a tensor belongs to a layer beyond the last, which predicts the token after the next one."""
         further = self.config.integer("num_nextn_predict_layers", "num_mtp_layers") or 0
         layer = LAYER_NUMBER.search(name)
         return layer is not None and self.layers <= int(layer[1]) < self.layers + further
 
-    def _filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
+    def filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
         """A tensor under its new name, in llama.cpp's layout."""
         weights = [experts[number] for number in sorted(experts)]
         weight = weights[0]
-        if "_exps." in new and len(weight.shape) < 3 and new.endswith("weight"):
+        if ALONE not in experts and new.endswith("weight"):
             if sorted(experts) != list(range(len(weights))) or len({part.shape for part in weights}) > 1:
                 raise self._refusal(weight.name, f"of {max(experts) + 1} experts {len(experts)} are alike")
             weight = stack_matrices(new, weights)
         if new.endswith(ONE_ROW) and len(weight.shape) == 2 and weight.shape[0] == 1:
             weight = reshaped(weight, weight.shape[1:])
+        if new.endswith(ONE_CHANNEL) and len(weight.shape) == 3 and weight.shape[1] == 1:
+            weight = reshaped(weight, weight.shape[::2])
         kind = new.split(".")[2] if LAYER.match(new) else ""
         if self.architecture.rotary_pairs and kind in ROTATED:
             heads = self.config.integer(ROTATED[kind]) or self.config.need("num_attention_heads")
@@ -147,7 +202,7 @@ class _Model:
             if rows % 2 or weight.shape[0] % heads:
                 raise self._refusal(weight.name, f"has {weight.shape[0]} rows, not {heads} heads of pairs")
             weight = reorder_rows(weight, rotary_order(rows))
-        if self.architecture.norms_plus_one and new.endswith("norm.weight"):
+        if self.architecture.norms_plus_one and new.endswith("norm.weight") and not new.endswith(WHOLE_NORMS):
             weight = add_one(weight)
         rule = keep_rule(new, len(weight.shape), MODEL_ARCH_NAMES[self.architecture.kind])
         return replace(weight, name=new, original=None, kept_as=F32 if rule else None)
@@ -156,33 +211,40 @@ class _Model:
         """The tensors that hold factors of rotary scaling."""
         kind = rope_kind(self.config.rope)
         factors = self.architecture.factors.get(kind)
-        if factors is None and kind in ("llama3", "longrope"):
+        if factors is None and kind in WITH_FACTORS:
             raise self.config.rope.refusal("rope_type", kind, "is not known of this architecture")
         return {} if factors is None else factors(self.config)
 
-    def _check_shapes(self, weights: Mapping[str, Weight]) -> None:
-        """Refuse a missing tensor, or one whose shape contradicts the config."""
+    def _sizes(self, weights: Mapping[str, Weight]) -> Mapping[str, int]:
+        """The value of each letter of a shape."""
         tokens = weights["token_embd.weight"].shape[0] if "token_embd.weight" in weights else 0
-        sizes = letters(self.config, tokens)
         vocabulary = self.config.integer("vocab_size")
         if tokens and vocabulary not in (None, tokens):
             raise self._refusal("token_embd.weight", f"has {tokens} rows, vocab_size of the config is {vocabulary}")
+        return letters(self.config, tokens)
+
+    def _check_shapes(self, weights: Mapping[str, Weight], sizes: Mapping[str, int]) -> None:
+        """Refuse a missing tensor, or one whose shape contradicts the config."""
         tied = self.config.value("tie_word_embeddings") is True
         if OUTPUT in weights and self.tied:
             raise self._refusal(OUTPUT, "is there, so that nothing is tied; --drop lm_head leaves it out")
         if OUTPUT not in weights and not (tied or self.tied):
             rule = "is missing, and tie_word_embeddings of the config is not true"
             raise self._refusal("lm_head.weight", f"{rule}; --tied makes the token embedding the output matrix")
-        for name, shape_letters in self._expected(weights):
+        for name, shape_letters in self.expected(weights):
             shape = tuple(sizes[letter] for letter in shape_letters.split())
             if name not in weights:
                 raise self._refusal(name, "is missing")
             if weights[name].shape != shape:
                 raise self._refusal(name, f"has shape {weights[name].shape}, {shape} by the config")
 
-    def _expected(self, weights: Mapping[str, Weight]) -> Iterator[tuple[str, str]]:
-        """The tensors of the model, each with its shape in letters."""
-        yield from {**self.architecture.ends, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
+    def expected(self, weights: Container[str]) -> Iterator[tuple[str, str]]:
+        """The tensors of the model, each with its shape in letters.
+
+        weights: the names that exist; a router or an optional tensor is expected only if it does.
+        """
+        ends = {**self.architecture.ends, **self.architecture.ends_by_config(self.config)}
+        yield from {**ends, **({OUTPUT: "V E"} if OUTPUT in weights else {})}.items()
         for layer in range(self.layers):
             stem = f"blk.{layer}."
             shapes = self.architecture.shapes(self.config, layer, f"{stem}ffn_gate_inp.weight" in weights)
@@ -198,8 +260,10 @@ def metadata_of(writer: GGUFWriter) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for key, (value, kind, sub_type) in ((key, _parts(entry)) for key, entry in writer.kv_data[0].items()):
         if kind == ARRAY:
-            element = GGUFValueType.get_type(value[0]) if sub_type is None else sub_type
-            metadata[key] = list(value) if element == STRING else np.array(value, NUMBERS[element])
+            element = sub_type or (
+                GGUFValueType.UINT8 if isinstance(value, bytes) else GGUFValueType.get_type(value[0])
+            )
+            metadata[key] = list(value) if element == STRING else np.array([*value], NUMBERS[element])
         else:
             metadata[key] = value if kind == STRING else NUMBERS[kind].type(value)
     return metadata

@@ -11,19 +11,24 @@ from numpy.typing import NDArray
 from qgemm.text import names_in_short
 
 NUMBER = "(0|[1-9][0-9]{0,4})"  # layer or expert number: no leading zeros, below 100,000
-EXPERT = re.compile(rf"\bexperts\.{NUMBER}\.")
+NUMBERED = re.compile(rf"\b(experts|altup_projections|altup_unembed_projections)\.{NUMBER}\.")  # matrices to stack
 LAYER_NUMBER = re.compile(rf"\.{NUMBER}\.")
 WRAPPERS = (
     "model.language_model.",
     "language_model.model.",
     "language_model.",
 )  # prefixes of the text model in a multimodal one
-OTHER_SPELLINGS = {  # ends of names that the map has as modules
+MODULES = {  # ends of names that the map has as modules
     "e_score_correction_bias": "e_score_correction.bias", "expert_bias": "expert_bias.bias", "dt_bias": "dt_proj.bias",
+    "layer_scalar": "layer_scalar.weight", "experts.gate_up_proj": "experts.gate_up_proj.weight",
+    "experts.down_proj": "experts.down_proj.weight", "correct_output_scale": "correct_output_scale.weight",
 }  # fmt: skip
 LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to a separate file
     r"rotary_emb\.inv_freq$|\b(self_)?(attn|attention)\.(masked_)?bias$|position_ids$"
-    r"|\b(visual|vision\w*|audio\w*|multi_modal_projector|mm_projector)\."
+    r"|^(model\.)?mtp\."  # layers that predict further tokens
+    r"|^((bert|roberta)\.)?pooler\.dense\.|^cls\.(predictions|seq_relationship)\."
+    r"|^head\.(dense|norm)\.|^decoder\.(weight|bias)$"  # heads of encoders
+    r"|\b(visual|vision\w*|audio\w*|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
     # scales of the activations and of the KV cache of a quantized checkpoint, which change no weight
     r"|\.(([qkv]|kv|input|output|attn_output|prob(_output)?)(_cache)?_(global_)?(scale(_inv)?|scaling_factor|zero_point)"
     r"|([qkv]_bmm|input|output)_quantizer\._\w+)$"
@@ -39,16 +44,15 @@ def left_out_notes(names: Iterable[str]) -> list[str]:
 
 def spellings(name: str) -> Iterator[str]:
     """The names under which the gguf package may know a tensor: without the expert's number, without a wrapper."""
-    merged = EXPERT.sub("experts.", name)
-    yield merged
-    for old, new in OTHER_SPELLINGS.items():
-        if merged.endswith(old):
-            yield merged.removesuffix(old) + new
-    yield merged.removeprefix("transformer.").removeprefix("model.")
+    merged = NUMBERED.sub(r"\1.", name)
+    names = [merged, merged.removeprefix("transformer.").removeprefix("model.")]
     for wrapper in WRAPPERS:
         if merged.startswith(wrapper):
-            yield "model." + merged.removeprefix(wrapper)
-            yield merged.removeprefix(wrapper)
+            names += ["model." + merged.removeprefix(wrapper), merged.removeprefix(wrapper)]
+    for old, new in MODULES.items():
+        if merged.endswith(old):
+            yield from (spelling.removesuffix(old) + new for spelling in names)
+    yield from names
 
 
 def rotary_order(rows: int) -> NDArray[np.intp]:

@@ -18,6 +18,8 @@ from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
 
+WITH_FACTORS = ("llama3", "longrope", "proportional")  # kinds of rotary scaling that add tensors
+
 
 @dataclass(frozen=True)
 class Config:
@@ -40,6 +42,15 @@ class Config:
         count = self.integer(*names)
         if not count:
             raise self.refusal(names[0], count, "is needed")
+        return count
+
+    def one_for_layers(self, name: str) -> int | None:
+        """A count that may be listed by layer; CheckpointError if the layers differ."""
+        value = self.value(name)
+        counts = value if isinstance(value, list) else [value]
+        if len(set(counts)) != 1:
+            raise self.refusal(name, value, "differs by layer")
+        count: int | None = counts[0]
         return count
 
     def number(self, *names: str) -> float | None:
@@ -137,7 +148,7 @@ def rope_keys(config: Config, writer: GGUFWriter) -> None:
             value = rope.number(name)
             if value is not None:
                 add(value)
-    elif kind not in ("default", "llama3", "longrope"):
+    elif kind != "default" and kind not in WITH_FACTORS:
         raise rope.refusal("rope_type", kind, "is a scaling of rotary embeddings that is not known")
 
 

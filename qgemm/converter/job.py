@@ -24,14 +24,15 @@ from qgemm.parallel import workers
 
 from .checkpoint_target import (
     FILE,
+    PLAIN,
     check_folder,
     check_steps,
     layout_named,
     layout_target,
     replacing_checkpoint,
     write_beside,
+    write_files,
 )
-from .checkpoints.write import Layout
 from .metadata import metadata, shard_keys
 from .notes import notes
 from .range_encoding import (
@@ -102,13 +103,13 @@ def convert(
     steps = plan(source, options)
     for sentence in notes(source, options, steps):
         note(sentence)
-    layout = layout_named(options.layout) if options.layout else None
+    layout = layout_named(options.layout) if options.layout not in ("", PLAIN) else None
     if layout is None:
-        check_target(path, steps)
+        check_target(os.path.join(path, FILE) if options.layout else path, steps)
     else:
         check_steps(path, layout, steps)
     files = _files(path, steps, source, options)
-    if layout is not None:
+    if options.layout:
         check_folder(path, source.files)
     else:
         for file in files:
@@ -120,8 +121,10 @@ def convert(
         return [report_line(step, None) for step in steps]
     lines = []
     with ExitStack() as writing:
-        create = writing.enter_context(_creating(path, files, layout, force))
-        if layout is not None:
+        create = writing.enter_context(_creating(path, files, bool(options.layout), force))
+        if options.layout == PLAIN:
+            write_files(path, source.beside, create)
+        elif layout is not None:
             write_beside(path, layout, steps, source.path, create)
         appends = [writing.enter_context(verified_file(*file, create)) for file in files]
         shard_of = {
@@ -139,9 +142,9 @@ def convert(
     return lines
 
 
-def _creating(path: str, files: Sequence[_File], layout: Layout | None, force: bool) -> AbstractContextManager[Create]:
-    """The function that creates the output: a file, the folder of a layout, or several shards."""
-    if layout is not None:
+def _creating(path: str, files: Sequence[_File], folder: bool, force: bool) -> AbstractContextManager[Create]:
+    """The function that creates the output: a file, a folder, or several shards."""
+    if folder:
         return replacing_checkpoint(path, force)
     if len(files) > 1:
         return replacing_files([file.path for file in files], force)
@@ -164,7 +167,8 @@ def _files(path: str, steps: Sequence[Step], source: Source, options: Options) -
         if option := splitting(options):
             raise QgemmError(f"{shown_path(path)}: {option} is for .gguf files, not for checkpoints of a --layout")
         strings = {} if source.is_gguf else source.metadata
-        target = layout_target(layout_named(options.layout), steps)
+        plain = options.layout == PLAIN
+        target = target_for(FILE) if plain else layout_target(layout_named(options.layout), steps)
         return [_File(os.path.join(path, FILE), steps, strings, target)]
     option = splitting(options)
     if options.keep_split and options.split_size:

@@ -13,6 +13,9 @@ from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gguf import GGUFType
+from gguf.constants import Keys
+
 from qgemm.codec.format import Format
 from qgemm.codec.packing import Floats
 from qgemm.codec.search import searched
@@ -39,6 +42,7 @@ F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
 OUTPUT = re.compile(r"^output\.weight$|(^|\.)lm_head\.weight$")
 TOKEN_EMBEDDING = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
 LAYER_EMBEDDING = re.compile(r"^per_layer_token_embd\.weight$")
+ADAPTER_TYPES = ("f32", "f16", "bf16", "q8_0")
 
 Override = tuple[re.Pattern[str], Format]
 
@@ -107,6 +111,7 @@ class Step(NamedTuple):
 
 def plan(source: Source, options: Options) -> list[Step]:
     """A step for each tensor; QgemmError for conversions that are impossible or need an option."""
+    _check_adapter(source, options)
     _check_patterns(source, options)
     options = options._replace(overrides=[*_with_ends(source, options)])
     rules = rules_for(source)
@@ -115,7 +120,7 @@ def plan(source: Source, options: Options) -> list[Step]:
     steps = []
     for weight in source.weights.values():
         step = _step(weight, options, head, rules, types)
-        if options.layout:
+        if options.layout in LAYOUTS:
             step = _in_layout(LAYOUTS[options.layout], step)
         importance = importance_of(weight, options.importance) if step.quantizes else None
         if reason := _refusal(step, options) or _importance_refusal(step, importance, options):
@@ -153,6 +158,14 @@ def _in_layout(layout: Layout, step: Step) -> Step:
         return step
     reason = layout.refusal(step.format, step.weight.shape) if layout.holds(step.format) else step.rule
     return step._replace(format=F16, rule=f"{reason}: F16") if reason else step
+
+
+def _check_adapter(source: Source, options: Options) -> None:
+    """Refuse types in which llama.cpp's converter writes no adapter: rows of B have the length of its rank, 8 or 16."""
+    adapter = source.metadata.get(Keys.General.TYPE) == GGUFType.ADAPTER
+    if adapter and (options.mixture or str(options.type).lower() not in ADAPTER_TYPES):
+        rule = f"an adapter is written as {', '.join(ADAPTER_TYPES)}, not as {options.mixture or options.type}"
+        raise QgemmError(f"{shown_path(source.path)}: {rule}")
 
 
 def _check_patterns(source: Source, options: Options) -> None:

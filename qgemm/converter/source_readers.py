@@ -1,4 +1,4 @@
-"""Open sources: .gguf files, safetensors, NumPy's .npy and .npz, and checkpoints quantized by AWQ, GPTQ or as kbit."""
+"""Open sources: .gguf files, safetensors, files of NumPy and PyTorch, and checkpoints of any quantization method."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ STARTS = {  # suffix -> pattern of the first bytes
     ".safetensors": re.compile(rb".{4}\0{4}\{", re.DOTALL),  # the size of a header of JSON
     ".npy": re.compile(rb"\x93NUMPY"),
     ".npz": re.compile(rb"PK\x03\x04.{26}[^\0]{1,400}\.npy", re.DOTALL),  # an archive whose first member is an array
+    checkpoint.TORCH: re.compile(rb"PK\x03\x04.{26}[^\0]{1,400}/data\.pkl", re.DOTALL),
 }
 SOURCES: dict[str, Callable[[str, bool, bool], Source]] = {  # suffix -> (path, part, copy) -> the source
     ".gguf": gguf,
@@ -115,4 +116,5 @@ SOURCES: dict[str, Callable[[str, bool, bool], Source]] = {  # suffix -> (path, 
     checkpoint.INDEX: lambda path, part, copy: checkpoint.index(path),
     ".npy": lambda path, part, copy: npy(path),
     ".npz": lambda path, part, copy: npz(path),
+    checkpoint.TORCH: lambda path, part, copy: checkpoint.torch_archive(path),
 }

@@ -110,7 +110,7 @@ class Source:
 
     is_gguf: whether the metadata is that of a .gguf file. files: all files that belong to the source (shards, indexes,
     configs), which are never overwritten. shards: the number of shards of the model, of which this may be one.
-    notes: sentences for the user about tensors that are missing here.
+    notes: sentences for the user about tensors that are missing here. beside: files of a folder beside its weights.
     """
 
     path: str
@@ -121,6 +121,7 @@ class Source:
     files: Sequence[str] = ()
     shards: int = 1
     notes: Sequence[str] = ()
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

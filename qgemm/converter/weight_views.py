@@ -82,14 +82,37 @@ def reshaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
     return _derived([weight], weight.name, shape, weight.step, lambda reads, unit: reads[0])
 
 
-def add_one(weight: Weight) -> Weight:
-    """The numbers plus one, in float32."""
-    values = numbers_of(weight)
+def pad_rows(weight: Weight, rows: int) -> Weight:
+    """W [rows, K] of W [N, K] with rows of zeros after its own; the numbers alone, without codes."""
+    values, size, k = numbers_of(weight), weight.size, weight.shape[-1]
 
     def read(start: int, stop: int) -> Floats:
-        return values(start, stop) + np.float32(1)
+        own = values(start, min(stop, size)) if start < size else np.empty(0, np.float32)
+        return np.concatenate([own, np.zeros(stop - start - own.size, np.float32)])
 
-    return Weight(weight.name, weight.shape, weight.type, weight.nbytes, weight.step, values=read)
+    nbytes = weight.nbytes * rows // weight.shape[0]
+    return Weight(weight.name, (rows, k), weight.type, nbytes, lcm(weight.step, k), values=read)
+
+
+def map_numbers(weight: Weight, function: Callable[[Floats], Floats]) -> Weight:
+    """A function of each number, in float32."""
+    values = numbers_of(weight)
+    return Weight(
+        weight.name, weight.shape, weight.type, weight.nbytes, weight.step,
+        values=lambda start, stop: function(values(start, stop)),
+    )  # fmt: skip
+
+
+def add_one(weight: Weight) -> Weight:
+    """The numbers plus one, in float32."""
+    return map_numbers(weight, lambda numbers: numbers + np.float32(1))
+
+
+def reorder_columns(weight: Weight, order: NDArray[np.intp]) -> Weight:
+    """W [..., K]: column c is column order[c] of the given weight; the numbers alone, without codes."""
+    k = weight.shape[-1]
+    reordered = map_numbers(weight, lambda numbers: numbers.reshape(-1, k)[:, order].reshape(-1))
+    return replace(reordered, step=lcm(weight.step, k))
 
 
 def _derived(weights: Sequence[Weight], name: str, shape: tuple[int, ...], step: int, view: View) -> Weight:

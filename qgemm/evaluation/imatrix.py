@@ -49,7 +49,7 @@ def collect(
     """Add the chunks from file.position on to `file` and write it to `target`; returns whether all are there.
 
     output: the output matrix too, as with sensitivity. save_every: chunks after which the file is written.
-    stopped: asked after each chunk; True ends the run, and the file has the chunks so far.
+    stopped: asked after each chunk; True ends the run, and the file has the chunks so far, as after any exception.
     """
 
     def wants(name: str) -> bool:
@@ -57,24 +57,41 @@ def collect(
 
     if not any(wants(name) for parameter, _ in _matrices(text_model) for name in text_model.gguf_names(parameter)):
         raise QgemmError(f"{shown_path(text_model.path)}: has no matrix that llama.cpp has a name for")
-    for number in range(file.position, len(chunks)):
-        with Observer(text_model, wants, sensitivity) as observer:
-            lookups = 0.0
-            if sensitivity:
-                lookups = _backward(text_model, chunks[number], seed=number)
-            else:
-                with torch.no_grad():
-                    text_model.logits(chunks[number])
-        chunk = SumsFile(observer.result(), chunks=1, lookups=lookups)
-        file.merge(chunk, target)
-        file.position = number + 1
-        advance(1)
-        last = number + 1 == len(chunks) or stopped()
-        if last or file.position % save_every == 0:
+    whole = True  # whether the sums are those of file.position chunks
+    written = file.position
+    try:
+        for number in range(file.position, len(chunks)):
+            chunk = _chunk_sums(text_model, chunks[number], wants, sensitivity, seed=number)
+            whole = False
+            file.merge(chunk, target)
+            file.position = number + 1
+            whole = True
+            advance(1)
+            last = number + 1 == len(chunks) or stopped()
+            if last or file.position % save_every == 0:
+                file.write(target)
+                written = file.position
+            if last:
+                break
+    except BaseException:  # a second Ctrl-C, or memory that is exhausted: the chunks so far are kept
+        if whole and file.position > written:
             file.write(target)
-        if last:
-            break
+        raise
     return file.position == len(chunks)
+
+
+def _chunk_sums(
+    text_model: TextModel, chunk: Tokens, wants: Callable[[str], bool], sensitivity: bool, seed: int
+) -> SumsFile:
+    """The sums of one chunk."""
+    lookups = 0.0
+    with Observer(text_model, wants, sensitivity) as observer:
+        if sensitivity:
+            lookups = _backward(text_model, chunk, seed)
+        else:
+            with torch.no_grad():
+                text_model.logits(chunk)
+    return SumsFile(observer.result(), chunks=1, lookups=lookups)
 
 
 def _matrices(text_model: TextModel) -> list[tuple[str, Any]]:

@@ -41,6 +41,13 @@ class Sums:
     tokens: Doubles
     gradients: Doubles | None = None
 
+    def split(self, experts: int) -> Sums:
+        """The same for a number of experts, if one row has the columns of all, as in files of the old kind."""
+        if len(self.tokens) != 1 or self.squares.size % experts:
+            return self
+        gradients = self.gradients if experts == 1 else None
+        return Sums(self.squares.reshape(experts, -1), np.repeat(self.tokens, experts), gradients)
+
     def add(self, other: Sums) -> None:
         """Add the sums of other tokens; gradients that only one of the two has are dropped."""
         self.squares = self.squares + other.squares
@@ -67,10 +74,12 @@ class SumsFile:
 
     def merge(self, other: SumsFile, path: PathLike) -> None:
         """Add the sums of another file; CheckpointError, naming `path`, if a tensor has another shape there."""
-        for name, sums in other.sums.items():
-            own = self.sums.setdefault(name, sums)
-            if own is sums:
+        for name, added in other.sums.items():
+            own = self.sums.setdefault(name, added)
+            if own is added:
                 continue
+            sums = added.split(len(own.tokens))
+            own = self.sums[name] = own.split(len(sums.tokens))
             if own.squares.shape != sums.squares.shape:
                 shapes = f"{sums.squares.shape}, elsewhere {own.squares.shape}"
                 raise CheckpointError(f"{shown_path(path_string(path))}: {shown(name)}: has sums of shape {shapes}")

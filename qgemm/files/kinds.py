@@ -15,6 +15,7 @@ KINDS = (
     (0, b"fmgg", "a GGMF file from before GGUF, convert the model again"),
     (0, b"lmgg", "a GGML file from before GGUF, convert the model again"),
     (0, b"PK\3\4", "a zip archive, as PyTorch writes them"),
+    (0, b"\x80\2", "a pickle, as PyTorch wrote before 1.6, which may run code: save it again"),
     (0, b"\x93NUMPY", "a .npy file"),
     (8, SAFETENSORS, "a safetensors file"),
 )

@@ -37,6 +37,7 @@ DTYPES = {  # safetensors' dtype -> NumPy's, or that of the stored bits where Nu
     "BF16": "<u2",
     "F8_E4M3": "u1",
     "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
     "I64": "<i8",
     "I32": "<i4",
     "I16": "<i2",

@@ -17,13 +17,13 @@ from qgemm.codec.packing import unpack_planes, unpack_slots
 from . import iq4_nl
 
 FACTOR, OFFSET = np.uint32(0xCBAC1FED), np.uint32(4096)
-SECOND = np.uint32(32768)  # added to OFFSET in groups of iq4_kt whose scale has bit 0
+SECOND = np.uint32(32768)  # added as well in groups of iq4_kt whose scale has bit 0
 GROUPS = 8  # a super-block has 8 groups of 32 weights
 
 
 def trellis(index: NDArray[Any], weights: int) -> NDArray[np.int8]:
-    """Starts [...] of sequences -> levels [..., weights]."""
-    x = index.astype(np.uint32)
+    """Indices [...] of sequences -> levels [..., weights]."""
+    x = index.astype(np.uint32) + OFFSET
     levels = np.empty((*x.shape, weights), np.int8)
     for i in range(weights):
         x = x * FACTOR
@@ -42,7 +42,7 @@ def iq1_kt(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     index |= np.concatenate([blocks["qh"] & np.uint8(15), blocks["qh"] >> np.uint8(4)], axis=1).astype(np.uint16) << 8
     highest = unpack_slots(blocks["sh"] >> np.uint8(4), 1).reshape(-1, GROUPS, 8)[:, :, :4]
     index |= highest.reshape(-1, 32).astype(np.uint16) << 12
-    return trellis(index + OFFSET, 8).reshape(-1, 256), iq4_nl.VALUES[blocks["sh"] & np.uint8(15)]
+    return trellis(index, 8).reshape(-1, 256), iq4_nl.VALUES[blocks["sh"] & np.uint8(15)]
 
 
 def _of_halves(nibbles: NDArray[Any]) -> NDArray[Any]:
@@ -52,12 +52,12 @@ def _of_halves(nibbles: NDArray[Any]) -> NDArray[Any]:
 
 def iq2_kt(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     """ql: an index of each eight weights."""
-    return trellis(blocks["ql"] + OFFSET, 8).reshape(-1, 256), iq4_nl.VALUES[_of_halves(blocks["scales"])]
+    return trellis(blocks["ql"], 8).reshape(-1, 256), iq4_nl.VALUES[_of_halves(blocks["scales"])]
 
 
 def iq3_kt(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     """ql: an index of each eight magnitudes; bit g of byte j of qh: the sign of weight j of group g."""
-    size = np.abs(trellis(blocks["ql"] + OFFSET, 8)).reshape(-1, 256)
+    size = np.abs(trellis(blocks["ql"], 8)).reshape(-1, 256)
     negative = unpack_planes(blocks["qh"], 1)
     return np.where(negative > 0, -size, size), _of_halves(blocks["scales"])
 
@@ -72,8 +72,8 @@ def iq4_kt(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     index |= np.concatenate([blocks["qh"] & np.uint8(15), blocks["qh"] >> np.uint8(4)], axis=1).astype(np.uint32) << 8
     highest = sh[:, :, None] >> np.arange(8, 32, 3, dtype=np.uint32) & np.uint32(7)
     index = index.reshape(-1, GROUPS, 8) | highest << np.uint32(12)
-    starts = index + OFFSET + (sh & np.uint32(1))[:, :, None] * SECOND
-    return trellis(starts, 4).reshape(-1, 256), (sh & np.uint32(255)).astype(np.int16) // 2 - 64
+    index = index + (sh & np.uint32(1))[:, :, None] * SECOND
+    return trellis(index, 4).reshape(-1, 256), (sh & np.uint32(255)).astype(np.int16) // 2 - 64
 
 
 # number, name, fields after the scale of the row, decoder

@@ -28,10 +28,7 @@ LOADER = "sglang.srt.model_loader.loader.GGUFModelLoader.load_model"
 FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 QKV = {"q": 0, "k": 1, "v": 2}
 FUNCTIONS = {"silu": "swiglu", "gelu": "geglu"}
-ROWS = (
-    *(1 << bit for bit in range(13)),
-    *range(8, 264, 8),
-)  # numbers of tokens: those of SGLang's graphs, and powers of two
+ROWS = range(1, 16385)  # tokens of a batch, up to the largest default of --chunked-prefill-size
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from .files import FOLDER_ERRORS, NEW, READ, Files
+from .files import EXISTING, FOLDER_ERRORS, NEW, READ, Files
 from .portable import PortableFiles
 from .posix import PosixFiles, is_complete
 
-__all__ = ["FOLDER_ERRORS", "NEW", "READ", "Files", "system"]
+__all__ = ["EXISTING", "FOLDER_ERRORS", "NEW", "READ", "Files", "system"]
 
 system: Files = PosixFiles() if is_complete() else PortableFiles()

@@ -19,6 +19,7 @@ def _flags(*names: str) -> int:
 # O_NONBLOCK: opening a FIFO must not wait for its writer. O_NOCTTY: a terminal must not become this process's.
 READ = _flags("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
 NEW = _flags("O_RDWR", "O_CREAT", "O_EXCL", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
+EXISTING = _flags("O_RDWR", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
 FOLDER_ERRORS = errno.ENOTDIR, errno.ELOOP  # open_folder raises them for a file and for a link
 
 
@@ -101,6 +102,9 @@ class Files(Protocol):
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Write at an offset; returns the number of bytes that were written."""
+
+    def copy(self, source: int, start: int, target: int, offset: int, count: int) -> int:
+        """Copy bytes of a file into another without reading them; returns their number, 0 where no call can."""
 
     def allocate(self, fd: int, size: int) -> None:
         """Reserve space on the disk for a file, where the system can."""

@@ -190,6 +190,9 @@ class PortableFiles:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.write(fd, data[: 1 << 30])
 
+    def copy(self, source: int, start: int, target: int, offset: int, count: int) -> int:
+        return 0
+
     def allocate(self, fd: int, size: int) -> None:
         pass
 

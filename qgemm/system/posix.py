@@ -21,6 +21,8 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux"
 NAMES = "O_NOFOLLOW", "O_DIRECTORY", "geteuid", "fchown", "fchmod", "pread", "pwrite"
 OF_FOLDERS = "open", "stat", "access", "mkdir", "rmdir", "unlink", "link", "rename"
 
+NO_COPY = errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY
+
 
 def is_complete() -> bool:
     """Whether Python has all these calls here."""
@@ -127,6 +129,16 @@ class PosixFiles:
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)
+
+    def copy(self, source: int, start: int, target: int, offset: int, count: int) -> int:
+        if not hasattr(os, "copy_file_range"):  # Linux alone has it
+            return 0
+        try:
+            return os.copy_file_range(source, target, count, start, offset)
+        except OSError as error:
+            if error.errno in NO_COPY:
+                return 0
+            raise
 
     def allocate(self, fd: int, size: int) -> None:
         if hasattr(os, "posix_fallocate"):  # macOS has none

@@ -22,6 +22,7 @@ accelerate's offload does, gets the file's bytes back.
 
 from __future__ import annotations
 
+import copyreg
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from math import prod
@@ -193,7 +194,11 @@ def check_bytes(weight: torch.Tensor, fmt: Format, shape: Shape, name: str = "")
 # ---------------------------------------------------------------- parameters that know their format
 
 
-class PackedParameter(PackedWeight):
+class _ParameterMeta(type(torch.nn.Parameter)):  # type: ignore[misc]
+    """The class of PackedParameter, by which pickle finds the reducer of its subclasses."""
+
+
+class PackedParameter(PackedWeight, metaclass=_ParameterMeta):
     """Bytes of a packed weight in either layout; `parameter_class` makes a subclass for each format and shape.
 
     Libraries that offload or copy weights replace a parameter p by `type(p)(p.to(device), requires_grad=...)`, and
@@ -207,6 +212,17 @@ class PackedParameter(PackedWeight):
     def __new__(cls, data: torch.Tensor, requires_grad: bool = False) -> PackedParameter:
         """A parameter over the memory of `data`; like every packed weight it takes no gradient."""
         return torch.Tensor._make_subclass(cls, data, False)  # type: ignore[no-any-return]
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The bytes; assigning others, as diffusers' offload of groups does, frees the memory of the old ones."""
+        data: torch.Tensor = torch.Tensor.data.__get__(self)
+        return data
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, data)
+        release_moved(self, self.spelling)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """`torch.Tensor.to`, except that bytes become tiles on their way to a GPU, and the file's on their way back."""
@@ -237,8 +253,7 @@ class PackedParameter(PackedWeight):
         return self.to("cpu")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        base = next(base for base in type(self).__mro__ if "spelling" not in vars(base))
-        return _unpickled, (base, self.spelling, self.packed_shape, self.data)
+        return type(self), (self.data,)
 
 
 @cache
@@ -247,8 +262,14 @@ def parameter_class(base: Any, spelling: str, shape: Shape) -> type[Any]:
     return type(base.__name__, (base,), {"__module__": base.__module__, "spelling": spelling, "packed_shape": shape})
 
 
-def _unpickled(base: type[Any], spelling: str, shape: Shape, data: torch.Tensor) -> Any:
-    return parameter_class(base, spelling, shape)(data)  # type: ignore[arg-type]
+def _reduced(cls: Any) -> Any:
+    """How pickle stores a class: by its name, or by the arguments of parameter_class, whose classes no module holds."""
+    if "spelling" not in vars(cls):
+        return cls.__qualname__
+    return parameter_class, (cls.__base__, cls.spelling, cls.packed_shape)
+
+
+copyreg.pickle(_ParameterMeta, _reduced)
 
 
 # ---------------------------------------------------------------- tiles of a GPU

@@ -100,11 +100,9 @@ def in_halves(weights: Iterable[tuple[str, torch.Tensor]], config: Any) -> Itera
 
 
 def prepare_kernels(weights: list[Any], vllm_config: Any, model_config: Any) -> None:
-    """Compile kernels for the numbers of tokens that vLLM captures, and for powers of two up to those of a prompt."""
+    """Compile the kernels of every number of tokens that vLLM schedules, since no later one may wait for a compiler."""
     kind = activation_of(vllm_config)
-    largest = vllm_config.scheduler_config.max_num_batched_tokens
-    captured = vllm_config.compilation_config.cudagraph_capture_sizes or ()
-    rows = {*captured, *(1 << bit for bit in range(largest.bit_length())), largest}
+    rows = range(1, vllm_config.scheduler_config.max_num_batched_tokens + 1)
     dtype = str(model_config.dtype).removeprefix("torch.")
     prepared = prepare(weights, m=rows, activation=kind, dtype=dtype, progress=False)
     backend = "CPU" if isinstance(weights[0], Tensor) else "CUDA"

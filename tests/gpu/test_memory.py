@@ -139,3 +139,20 @@ def test_bytes_that_other_code_copied_are_packed_one_weight_at_a_time(path):
     assert torch.cuda.max_memory_allocated() - before <= 1.05 * largest + (64 << 20)
     for y, want in zip(ys, expected, strict=False):
         torch.testing.assert_close(y.float().cpu(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+
+
+def test_tiles_are_freed_when_bytes_of_the_host_take_their_place(path):
+    """As diffusers' offload of groups with a stream does, which assigns to `weight.data` in both directions."""
+    model = replaced(path)
+    x = torch.randn(2, 4096, device="cuda", dtype=torch.float16)
+    layers = [layer for layer in model if layer.in_features == x.shape[1]]
+    before = None
+    for layer in [layers[0], *layers]:  # scratch that stays is allocated by the first product
+        host = layer.weight.data
+        layer.weight.data = host.cuda()
+        y = layer(x)
+        assert layer.weight.dim() == 1
+        layer.weight.data = host
+        del y
+        before = before or torch.cuda.memory_allocated()
+        assert torch.cuda.memory_allocated() - before <= layer.weight.nbytes // 4

@@ -55,6 +55,7 @@ def assert_same(folder: Path, want) -> None:
 
 FLOAT = {"num_bits": 4, "type": "float"}
 ZEROS = {"symmetric": False}
+MX = {"scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
 SCHEMES = {
     "int4, 128": ("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 128}, torch.bfloat16),
     "int4, 32, zeros": ("pack-quantized", {"num_bits": 4, "group_size": 32, "symmetric": False}, torch.float16),
@@ -65,6 +66,12 @@ SCHEMES = {
     "int4, a tensor, zeros": ("pack-quantized", {"num_bits": 4, "strategy": "tensor", **ZEROS}, torch.float16),
     "int8, a tensor, zeros": ("int-quantized", {"num_bits": 8, "strategy": "tensor", **ZEROS}, torch.bfloat16),
     "int8, not packed": ("int-quantized", {"num_bits": 8, "strategy": "channel"}, torch.bfloat16),
+    "W4A8": ("int-quantized", {"num_bits": 4, "group_size": 64}, torch.bfloat16),
+    "W4AFP8, zeros": ("naive-quantized", {"num_bits": 4, "group_size": 64, **ZEROS}, torch.float16),
+    "int4, blocks": ("int-quantized", {"num_bits": 4, "strategy": "block", "block_structure": [16, 64]}, torch.float16),
+    "fp8, groups": ("float-quantized", {"num_bits": 8, "type": "float", "group_size": 64}, torch.float32),
+    "mxfp6": ("mxfp6-pack-quantized", {"num_bits": 6, "type": "float", "group_size": 32, **MX}, torch.bfloat16),
+    "mxfp8": ("mxfp8-quantized", {"num_bits": 8, "type": "float", "group_size": 32, **MX}, torch.bfloat16),
     "nvfp4": ("nvfp4-pack-quantized", {**FLOAT, "strategy": "tensor_group", "group_size": 16}, torch.bfloat16),
     "mxfp4": ("mxfp4-pack-quantized", {**FLOAT, "group_size": 32}, torch.bfloat16),
 }  # fmt: skip
@@ -82,6 +89,9 @@ def test_compressed_tensors(name, tmp_path):
     scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
     x = torch.randn(32, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
     groups = x.reshape(1, -1) if args.strategy == "tensor" else x.unflatten(1, (-1, args.group_size or 256))
+    if args.block_structure:
+        rows, columns = args.block_structure
+        groups = x.unflatten(1, (-1, columns)).unflatten(0, (-1, rows)).transpose(1, 2).flatten(2)
     state = {"weight": x}
     whole = None
     if form.startswith("nvfp4"):
@@ -212,6 +222,18 @@ def test_bitsandbytes(kind, block, nested, tmp_path):
     assert_same(folder, functional.dequantize_4bit(packed, state))
 
 
+def test_bitsandbytes_int8(tmp_path):
+    functional = pytest.importorskip("bitsandbytes.functional", reason="pip install bitsandbytes")
+    codes = torch.randint(-127, 128, (32, 256), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
+    absmax = torch.rand(32, generator=torch.Generator().manual_seed(2))
+    parts = {"weight": codes, "SCB": absmax, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    folder = written(tmp_path / "m", {f"{MODULE}.{part}": tensor for part, tensor in parts.items()}, settings)
+    with open_source(folder) as source:
+        values = source.weights[NAME].values(0, codes.numel())
+    assert (values == of_numpy(functional.int8_vectorwise_dequant(codes, absmax)).ravel()).all()
+
+
 # ---------------------------------------------------------------- HQQ
 
 
@@ -227,6 +249,38 @@ def test_hqq(bits, group, tmp_path):
     parts = {f"{MODULE}.{part}": utils.encode_safetensor_type(value) for part, value in {**meta, "W_q": packed}.items()}
     folder = written(tmp_path / "m", parts, {"quant_method": "hqq", "quant_config": {}})
     assert_same(folder, quantize.Quantizer.dequantize(packed, meta))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_qmodel_as_torch_saves_it(nested, tmp_path):
+    """HQQ's own file: settings beside the codes or, from older versions, in a dictionary."""
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (32, 64), generator=generator, dtype=torch.uint8)
+    scale, zero = (torch.rand(32, 1, generator=generator).half() * factor for factor in (1, 15))
+    meta = {
+        "nbits": 4, "group_size": 64, "shape": torch.Size([16, 128]), "scale": scale, "zero": zero, "axis": 1,
+        "packing": "4bit_u8", "unpack_view_dtype": torch.uint8, "view_as_float": False, "quant_scale": False,
+        "quant_zero": False, "compute_dtype": torch.float16,
+    }  # fmt: skip
+    module = {"W_q": torch.nn.Parameter(codes[:16] << 4 | codes[16:], requires_grad=False), "bias": None}
+    module |= {"meta": meta} if nested else {**meta, "offload_meta": False, "stores_quant_config": True}
+    norm = torch.nn.LayerNorm(8).state_dict()
+    torch.save({MODULE: module, "norm": dict(norm)}, tmp_path / "qmodel.pt")
+    with qgemm.load(tmp_path) as model:
+        assert sorted(model) == [NAME, "norm.bias", "norm.weight"]
+    assert_same(tmp_path, ((codes.float() - zero.float()) * scale.float()).reshape(16, 128))
+
+
+def test_state_dict_as_torch_saves_it(tmp_path):
+    """Parameters, buffers, shared storages and types that only newer versions have."""
+    layer = torch.nn.BatchNorm1d(8).half()
+    state = layer.state_dict()
+    state |= {"small": torch.randn(4, 32).to(torch.float8_e4m3fn), "part": torch.arange(12.0)[4:8]}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with qgemm.load(tmp_path / "pytorch_model.bin") as model:
+        assert sorted(model) == sorted(state)
+        for name in ("weight", "running_mean", "part", "small"):
+            assert (model[name].dequantize() == state[name].float().numpy()).all()
 
 
 # ---------------------------------------------------------------- AWQ, GPTQ

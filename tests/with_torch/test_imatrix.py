@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,6 +163,46 @@ def test_an_interrupted_run_is_continued(folder, tmp_path, run, refused, monkeyp
     assert dict(whole).keys() == dict(parts).keys()
     for name in whole:
         np.testing.assert_allclose(whole[name], parts[name], 1e-6)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_chunks_before_an_exception_are_kept(error, folder, tmp_path, monkeypatch):
+    """As after a second Ctrl-C; a sum that is half added is not written."""
+    model = models.load(folder)
+    chunks, logits, merge = model.chunks(TEXT, SIZE)[:CHUNKS], models.TextModel.logits, SumsFile.merge
+
+    def failing(self, chunk):
+        if chunk is chunks[2]:
+            raise error
+        return logits(self, chunk)
+
+    def half(self, other, path):
+        merge(self, other, path)
+        if self.chunks == 2:
+            raise error
+
+    for name, owner, function, count in (("logits", models.TextModel, failing, 2), ("merge", SumsFile, half, None)):
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, function)
+            with pytest.raises(error):
+                imatrix.collect(model, chunks, tmp_path / f"{name}.gguf", SumsFile())
+        path = tmp_path / f"{name}.gguf"
+        assert (read_sums(path).chunks if path.exists() else None) == count
+
+
+def test_sums_are_those_of_llama_cpp(tmp_path):
+    """Golden values of its evaluation of the .gguf file: the inputs of each ggml_mul_mat of the same tokens, summed."""
+    path = tiny_llama(tmp_path)
+    model = models.load(path)
+    chunks = model.chunks(TEXT, SIZE)[:CHUNKS]
+    imatrix.collect(model, chunks, tmp_path / "out.gguf", SumsFile())
+    with np.load(Path(__file__).parents[1] / "data" / "llama_imatrix.npz") as golden:
+        assert (golden["tokens"] == np.concatenate(chunks)).all()
+        sums = read_sums(tmp_path / "out.gguf").sums
+        assert sums.keys() == set(golden) - {"tokens"}
+        for name, entry in sums.items():
+            assert entry.tokens.tolist() == [CHUNKS * SIZE]
+            np.testing.assert_allclose(entry.squares, golden[name], 1e-4, err_msg=name)
 
 
 def test_a_converter_reads_the_file(folder, tmp_path):

@@ -228,6 +228,12 @@ def test_bytes_that_were_changed_are_seen():
     assert_same(layer(X), want)
 
 
+def test_classes_of_parameters_are_pickled():
+    """torch stores the classes of a compiled graph's inputs, without the inputs."""
+    for cls in (storage.PackedParameter, storage.parameter_class(storage.PackedParameter, "q4_0", (64, 256))):
+        assert pickle.loads(pickle.dumps(cls)) is cls
+
+
 def test_layers_of_inference_mode():
     with torch.inference_mode():
         layer = QLinear.from_tensor(weights())

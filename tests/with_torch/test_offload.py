@@ -212,6 +212,21 @@ def test_memory_of_moved_weights_is_freed():
     assert packed() is None
 
 
+def test_tiles_that_are_exchanged_for_other_bytes_are_freed(monkeypatch):
+    """diffusers' offload of groups with a stream assigns the bytes of the host to `weight.data`, and moves nothing."""
+    as_on_a_gpu(monkeypatch)
+    layer, x = QLinear.from_tensor(weights()), normal(3, 128)
+    host = layer.weight.data
+    expected = layer(x)
+    tiles = weakref.ref(layer.packed)
+    assert layer.weight.dim() == 1
+    assert tiles() is not None
+    layer.weight.data = host
+    gc.collect()
+    assert tiles() is None
+    assert_same(layer(x), expected)
+
+
 def empty_model(**formats: str) -> Tied:
     """The layers of Tied on the device meta, before a checkpoint is loaded."""
     with torch.device("meta"):

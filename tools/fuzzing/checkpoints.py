@@ -14,7 +14,7 @@ from .reference import F32, I8, I32, Cursor, Files, Invalid, Tensor, Unsure, kbi
 
 TYPES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
-    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E8M0": 1,
 }  # fmt: skip
 GGML = {"F32": F32, "F16": 1, "I8": I8, "BOOL": I8, "I32": I32, "U16": I32}  # unsigned ones are widened
 CONFIGS = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")

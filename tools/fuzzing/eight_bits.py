@@ -32,6 +32,9 @@ def number(code: int, kind: str) -> float:
 def floats(tensor: Tensor) -> Any:
     """A tensor of floats, in float32."""
     kind, shape, data = tensor
+    if kind == "F8_E8M0":
+        need(255 not in data, "a scale that is no number")
+        return np.array([2.0 ** (e - 127) for e in data], np.float32).reshape(shape)
     if kind == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
     return np.frombuffer(data, {"F16": "<f2", "F32": "<f4"}[kind]).astype(np.float32).reshape(shape)
@@ -47,7 +50,7 @@ def matrix(name: str, tensors: dict[str, Tensor], block: tuple[int, int] | None)
         need(block is None or len(shape) < 2, "no scale")
         return {name}, None
     [scale] = scales
-    need(tensors[scale][0] in ("F32", "F16", "BF16"), "type of the scale")
+    need(tensors[scale][0] in ("F32", "F16", "BF16", "F8_E8M0"), "type of the scale")
     with np.errstate(all="ignore"):
         values = np.array([number(code, kind) for code in data], np.float32).reshape((1,) * (len(shape) < 2) + shape)
         values = values * spread(floats(tensors[scale]), values.shape, block or BLOCK)

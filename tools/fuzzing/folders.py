@@ -32,10 +32,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+import class_folders
 import foreign
 import hf_folders
 
 import qgemm
+from qgemm.converter.architectures import ARCHITECTURES
+from qgemm.converter.checkpoints.configs import MODEL
 from qgemm.converter.config_keys import TABLES
 from qgemm.errors import QgemmError
 
@@ -86,6 +89,9 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "fp8": foreign.fp8,
     "hqq": foreign.hqq,
     "bitsandbytes": foreign.bitsandbytes,
+    "bitsandbytes_int8": foreign.bitsandbytes_int8,
+    "mxfp6": foreign.mxfp6,
+    "mxfp8": foreign.mxfp8,
 }
 METHOD_KEYS = (
     "quant_method", "bits", "w_bit", "group_size", "q_group_size", "sym", "desc_act", "version", "checkpoint_format",
@@ -126,13 +132,15 @@ class Case(NamedTuple):
 def bases() -> dict[str, Base]:
     """The valid folders by name."""
     folders: dict[str, Base] = {}
-    for name in (*hf_folders.FOLDERS, *METHODS):
+    for name in (*hf_folders.FOLDERS, *class_folders.CLASSES, *METHODS):
         with tempfile.TemporaryDirectory(prefix="qgemm-fuzz-") as root:
-            path, model = Path(root), name in hf_folders.FOLDERS
-            if model:
+            path, model = Path(root), name not in METHODS
+            if not model:
+                METHODS[name](path)
+            elif name in hf_folders.FOLDERS:
                 hf_folders.folder(path, name)
             else:
-                METHODS[name](path)
+                class_folders.folder(path, name)
             documents: dict[str, Any] = {file.name: json.loads(file.read_text()) for file in path.glob("*.json")}
             documents |= {"tokenizer.json": TOKENIZER} if model else {}
             if name == WITH_TOKENIZER:
@@ -200,7 +208,8 @@ def _more_paths(base: Base) -> list[tuple[Any, ...]]:
     if not base.model:
         return [("quantization_config", key) for key in METHOD_KEYS]
     rotary = [("rope_scaling", key) for key in TABLES["rotary"]]
-    return [(key,) for key in TABLES["model"]] + rotary + [(f"{word}_token_id",) for word in ("bos", "eos", "pad")]
+    architecture = ARCHITECTURES[base.documents[MODEL]["architectures"][0]]
+    return rotary + [(key,) for key in (*TABLES["model"], *architecture.rules, *architecture.aliases)]
 
 
 def write(case: Case, folder: Path) -> None:

@@ -67,7 +67,8 @@ INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
 }
 
 #if !defined(__AVXVNNI__)
-// sums of 16 bits, plus two products each of signed codes from -127 on: |x| times the codes with the sign of x.
+// sums of 16 bits, plus two products each of signed codes: |x| times the codes with the sign of x. No code is +128, so
+// that -128 keeps its sign; correct_least repairs its products with negative x.
 #define SIGNED_DOT
 INLINE i32x16 add_signed_dot(i32x16 sums, u8x64 codes, i8x64 x) {
     EACH_PART {
@@ -76,6 +77,29 @@ INLINE i32x16 add_signed_dot(i32x16 sums, u8x64 codes, i8x64 x) {
         sums.part[i] = (i32_part)_mm256_add_epi16((__m256i)sums.part[i], products);
     }
     return sums;
+}
+
+// acc[i] + 256 |x| of those bytes 4i to 4i + 3 whose code is -128 and whose x is negative.
+INLINE i32x16 correct_least(i32x16 acc, u8x64 codes, i8x64 x) {
+    EACH_PART {
+        const __m256i b = (__m256i)x.part[i], least = _mm256_cmpeq_epi8((__m256i)codes.part[i], _mm256_set1_epi8(-128));
+        const __m256i size = _mm256_and_si256(_mm256_abs_epi8(_mm256_min_epi8(b, _mm256_setzero_si256())), least);
+        const __m256i sums = _mm256_maddubs_epi16(size, _mm256_set1_epi8(1));
+        acc.part[i] += (i32_part)_mm256_madd_epi16(sums, _mm256_set1_epi16(256));
+    }
+    return acc;
+}
+
+// The lesser of each two signed bytes.
+INLINE u8x64 least_levels(u8x64 a, u8x64 b) {
+    EACH_PART a.part[i] = (u8_part)_mm256_min_epi8((__m256i)a.part[i], (__m256i)b.part[i]);
+    return a;
+}
+
+INLINE int has_level(u8x64 levels, int8_t level) {
+    __m256i equal = _mm256_setzero_si256();
+    EACH_PART equal = _mm256_or_si256(equal, _mm256_cmpeq_epi8((__m256i)levels.part[i], _mm256_set1_epi8(level)));
+    return _mm256_movemask_epi8(equal) != 0;
 }
 
 // acc[i] + the two sums of 16 bits in lane i.

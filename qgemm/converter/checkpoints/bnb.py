@@ -1,4 +1,4 @@
-"""Checkpoints of bitsandbytes in four bits: W [N, K] as codes of a codebook of 16 levels, with one absmax per block.
+"""Checkpoints of bitsandbytes: W [N, K] in four bits, as codes of a codebook with one absmax per block, or as int8.
 
     NAME                                uint8 [N K / 2, 1]  byte j: the code of weight 2 j in the high nibble, of
                                                             2 j + 1 in the low; these bytes as any type. N K may be
@@ -11,6 +11,12 @@
                                                             as nested_quant_map[code] * nested_absmax[block] + offset
 
 W = quant_map[code] * absmax in float32.
+
+    MODULE.weight         int8     [N, K]    eight bits (LLM.int8)
+    MODULE.SCB            float32  [N]       absmax of each row
+    MODULE.weight_format  uint8    []        0, rows; may be absent
+
+W = (weight * SCB) * (1 / 127) in float32. Loaded weights have SCB * (1 / 127) as scales, whose last bit may differ.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qgemm.codec.format import Levels
 from qgemm.codec.packing import Bytes, Floats
@@ -33,6 +40,7 @@ from qgemm.tensor import Tensor
 
 from ..array_weights import Stored
 from ..weight import Weight
+from .matrix import GroupedMatrix, Rows, Zeros
 from .methods import BitsAndBytes
 
 STATE = ".quant_state.bitsandbytes__"
@@ -41,17 +49,27 @@ ENDS = ("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
 BLOCKSIZES = tuple(2**i for i in range(5, 13))  # those of the library
 LARGEST = float(np.finfo(np.float32).max)
 LONGEST_STATE = 4096  # bytes of JSON
+ROW_SCALES = "SCB"
+INT8_PARTS = ("weight", ROW_SCALES, "weight_format")
+PER_CODE = np.float32(7.874015718698502e-3)  # the library's 1 / 127
+MIDDLE = 128  # the unsigned code of 0
 
 
 def matrices(path: str, stored: Mapping[str, Stored], method: BitsAndBytes) -> tuple[dict[str, Weight], set[str]]:
     """The matrices of a checkpoint, by the name of their codes, and the names of all parts."""
     weights: dict[str, Weight] = {}
     parts: set[str] = set()
-    for state in stored:
+    for state, (_, entry) in stored.items():
+        module = state.removesuffix(".weight")
+        if method.eight_bits and module != state and (entry.type == "I8" or f"{module}.{ROW_SCALES}" in stored):
+            weights[state] = _Int8Matrix(module, stored).weight()
+            parts |= {f"{module}.{part}" for part in INT8_PARTS}
         name, mark, kind = state.partition(STATE)
         if not mark:
             continue
         matrix = _Matrix(name, kind, stored)
+        if method.eight_bits:
+            matrix.refuse(f"is {kind}, though load_in_8bit is true")
         if method.kind not in (None, kind):
             matrix.refuse(f"is {kind}, though bnb_4bit_quant_type is {method.kind}")
         weights[name] = matrix.weight()
@@ -59,8 +77,62 @@ def matrices(path: str, stored: Mapping[str, Stored], method: BitsAndBytes) -> t
     return weights, parts
 
 
+class _Int8Matrix(GroupedMatrix):
+    """One matrix of int8: its parts, and readers of its rows."""
+
+    method, label, bits = "bitsandbytes", "INT8", 8
+
+    def __init__(self, name: str, stored: Mapping[str, Stored]) -> None:
+        self.name = name
+        self.parts = {part: stored[full] for part in INT8_PARTS if (full := f"{name}.{part}") in stored}
+        entry = self.parts["weight"].entry
+        if entry.type != "I8" or len(entry.shape) != 2 or 0 in entry.shape:
+            raise self.refusal(f"weight is {entry.type} {list(entry.shape)}, not a matrix of I8")
+        self.n, self.k = entry.shape
+        self.group = self.k
+        if ROW_SCALES not in self.parts:
+            raise self.refusal(f"there is no {ROW_SCALES}")
+        if (self.scales.entry.type, self.scales.entry.shape) != ("F32", (self.n,)):
+            actual = f"{self.scales.entry.type} {list(self.scales.entry.shape)}"
+            raise self.refusal(f"{ROW_SCALES} is {actual}, not F32 [{self.n}]")
+        layout = self.parts.get("weight_format")
+        if layout is None:
+            return
+        if layout.entry.type != "U8" or layout.entry.nbytes != 1 or layout.file.read(layout.entry, 0, 1)[0] != 0:
+            raise self.refusal("weight_format: only rows, one U8 of 0, are read")
+
+    @property
+    def scales(self) -> Stored:
+        return self.parts[ROW_SCALES]
+
+    def scale_types(self) -> list[str]:
+        return []  # the product with 1 / 127 needs float32
+
+    def zero_range(self) -> Zeros:
+        return Zeros(MIDDLE, MIDDLE)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        codes, absmax = self._codes(start, stop), self._absmax(start, stop)
+        with np.errstate(all="ignore"):  # the file may hold any bits
+            scales = absmax * PER_CODE
+        return Rows(codes.view(np.uint8) ^ np.uint8(MIDDLE), scales, np.full_like(scales, MIDDLE, np.uint8))
+
+    def values(self, start: int, stop: int) -> Floats:
+        first, last = start // self.k, stop // self.k
+        with np.errstate(all="ignore"):  # the file may hold any bits
+            weights: Floats = self._codes(first, last) * self._absmax(first, last) * PER_CODE
+        return weights.reshape(-1)
+
+    def _codes(self, start: int, stop: int) -> NDArray[np.int8]:
+        file, entry = self.parts["weight"]
+        return file.read(entry, start * self.k, stop * self.k).reshape(-1, self.k)
+
+    def _absmax(self, start: int, stop: int) -> Floats:
+        return self.scales.file.read(self.scales.entry, start, stop).reshape(-1, 1)
+
+
 class _Matrix:
-    """One matrix: its parts checked against each other, and readers of them."""
+    """One matrix of four bits: its parts checked against each other, and readers of them."""
 
     def __init__(self, name: str, kind: str, stored: Mapping[str, Stored]) -> None:
         self.name, self.kind, self.stored = name, kind, stored

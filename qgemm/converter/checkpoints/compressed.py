@@ -2,15 +2,16 @@
 
     pack-quantized                integers of 1 to 8 bits
     weight_packed      int32   [N, K bits / 32]  code k starts at bit k * bits of a row, lowest bits first
-    weight_scale       float   [N, K / G]; [N, 1] per row; [1] per tensor
-    weight_zero_point  int32   [N bits / 32, K / G] packed along N, or int8 [N, K / G]; int8 [1] per tensor; none where
+    weight_scale       float   [N, K / G]; [N, 1] per row; [1] per tensor; [N / R, K / G] for blocks of R rows
+    weight_zero_point  int32   [N bits / 32, K / G] packed along N, or int8 of the shape of the scales; none where
                                symmetric
     weight_shape       int64   [2]  N, K
     weight_g_idx       int32   [K]  the group of each column (act-order), -1 or absent where in order
 
-    int-quantized                 weight int8 [N, K], weight_scale, weight_zero_point int8
-    float-quantized               weight float8 (fp8.py)
+    int-, naive-quantized         weight int8 [N, K], weight_scale, weight_zero_point int8; W4A8 and W4AFP8 have 4 bits
+    float-, naive-, mxfp8-quantized  weight float8 (fp8.py)
     nvfp4-, mxfp4-pack-quantized  (fp4.py)
+    mxfp6-pack-quantized          (mxfp6.py)
 
 Codes and zeros are stored unsigned, offset by 2^(bits - 1); W = (code - zero) * scale.
 """
@@ -18,7 +19,8 @@ Codes and zeros are stored unsigned, offset by 2^(bits - 1); W = (code - zero) *
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd, prod
+from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +32,9 @@ from qgemm.files.paths import shown, shown_path
 from ..array_weights import Stored
 from ..weight import Weight
 from . import bits as packing
-from . import fp4, fp8
+from . import fp4, fp8, mxfp6
 from .matrix import FLOATS, UNPACKED, GroupedMatrix, Rows, Zeros, floats_of
-from .methods import Compressed, EightBits, Scheme
+from .methods import BLOCK, MX_FORMS, MXFP8, Compressed, EightBits, Scheme
 
 PACKED, PLAIN = ".weight_packed", ".weight"
 SCALE = ".weight_scale"
@@ -66,7 +68,11 @@ def _matrix(module: str, name: str, stored: Mapping[str, Stored], scheme: Scheme
         return matrix.weight(), {f"{module}.{part}" for part in (*INTEGERS, "input_scale", "input_zero_point")}
     if scheme.form in fp4.FORMS:
         return fp4.matrix(module, stored, scheme.form), {f"{module}.{part}" for part in fp4.PARTS}
-    return fp8.matrix(name, stored, EightBits(scheme.block)), fp8.parts(name, stored)
+    if scheme.form == mxfp6.FORM:
+        return mxfp6.matrix(module, stored), {f"{module}.{part}" for part in fp4.PARTS}
+    block = scheme.block or ((1, scheme.group) if scheme.group > 0 else BLOCK)
+    settings = MXFP8 if scheme.form in MX_FORMS else EightBits(block)
+    return fp8.matrix(name, stored, settings), fp8.parts(name, stored)
 
 
 class CompressedMatrix(GroupedMatrix):
@@ -87,16 +93,16 @@ class CompressedMatrix(GroupedMatrix):
         if entry.type != kind or len(entry.shape) != 2 or 0 in entry.shape:
             raise self.refusal(f"{codes} is {entry.type} {list(entry.shape)}, not a matrix of {kind}")
         self.n, self.k = self._shape(entry.shape)
-        self.group = {-1: self.k, 0: self.k}.get(scheme.group, scheme.group)
-        if self.k % self.group:
+        whole = {-1: (1, self.k), 0: (self.n, self.k)}
+        self.shared, self.group = scheme.block or whole.get(scheme.group, (1, scheme.group))
+        if scheme.block:  # the last ones may be short
+            self.group = min(self.group, self.k)
+        elif self.k % self.group:
             raise self.refusal(f"rows of {self.k} weights are no groups of {self.group} (group_size)")
-        grid = (self.n, self.k // self.group)
+        self.grid = (-(-self.n // self.shared), -(-self.k // self.group))
         scale = self.parts["weight_scale"].entry
-        self.one_scale = scheme.group == 0  # for the whole tensor
-        flat = (self.n,) if grid[1] == 1 else grid  # one scale per row
-        fits = prod(scale.shape) == 1 if self.one_scale else scale.shape in (grid, flat)
-        if scale.type not in FLOATS or not fits:
-            raise self.refusal(f"weight_scale is {scale.type} {list(scale.shape)}, not {list(grid)} floats")
+        if scale.type not in FLOATS or scale.shape not in self._shapes():
+            raise self.refusal(f"weight_scale is {scale.type} {list(scale.shape)}, not {list(self.grid)} floats")
         self.zero_part = self._zero_part(scheme.symmetric)
         self.order = self._order()
         self.step = 1 if self.zero_part is None else packing.WORD // gcd(packing.WORD, self.bits)
@@ -119,6 +125,12 @@ class CompressedMatrix(GroupedMatrix):
             raise self.refusal(f"weight_packed {list(stored)} is not {[n, k]} (weight_shape) in {self.bits} bits")
         return n, k
 
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """The shapes that a tensor of scales may have: axes of size 1 may be missing from the end."""
+        rows, columns = self.grid
+        flat: list[tuple[int, ...]] = [(rows,)] if columns == 1 else []
+        return [self.grid, *flat, *([()] if rows == columns == 1 else [])]
+
     def _zero_part(self, symmetric: bool) -> Stored | None:
         """The tensor of the zeros, None where there is none and every zero is the middle code."""
         part = self.parts.get("weight_zero_point")
@@ -126,13 +138,9 @@ class CompressedMatrix(GroupedMatrix):
             if not symmetric:
                 raise self.refusal("there is no weight_zero_point, though symmetric is false")
             return None
-        groups = self.k // self.group
-        forms: list[tuple[str, tuple[int, ...]]] = [
-            ("I32", (packing.word_count(self.n, self.bits), groups)),
-            ("I8", (self.n, groups)),
-        ]
-        if self.one_scale:
-            forms = [("I8", (1,)), ("I8", ()), ("I8", (1, 1))]
+        forms = [("I8", shape) for shape in self._shapes()]
+        if self.shared == 1:
+            forms = [("I32", (packing.word_count(self.n, self.bits), self.grid[1])), *forms]
         if (part.entry.type, part.entry.shape) not in forms:
             expected = " or ".join(f"{kind} {list(shape)}" for kind, shape in forms)
             actual = f"{part.entry.type} {list(part.entry.shape)}"
@@ -148,7 +156,7 @@ class CompressedMatrix(GroupedMatrix):
         group_of: NDArray[np.int32] = part.file.read(part.entry, 0, self.k)
         if (group_of == -1).all():
             return None
-        last = self.k // self.group - 1
+        last = self.grid[1] - 1
         if group_of.min() < 0 or group_of.max() > last:
             raise self.refusal(f"weight_g_idx names groups {group_of.min()} to {group_of.max()}, but has 0 to {last}")
         return group_of
@@ -161,7 +169,7 @@ class CompressedMatrix(GroupedMatrix):
         middle = 1 << self.bits - 1
         if self.zero_part is None:
             return Zeros(middle, middle)
-        step = max(1, UNPACKED // (self.k // self.group * self.step)) * self.step  # rows at a time
+        step = max(1, UNPACKED // (self.grid[1] * self.step)) * self.step  # rows at a time
         extremes: list[int] = []
         for start in range(0, self.n, step):
             zeros = self._zero_rows(start, min(start + step, self.n))
@@ -170,16 +178,12 @@ class CompressedMatrix(GroupedMatrix):
 
     def _zero_rows(self, start: int, stop: int) -> Bytes:
         """Zeros of rows start to stop, [n, G]."""
-        middle, groups = 1 << self.bits - 1, self.k // self.group
+        middle, groups = 1 << self.bits - 1, self.grid[1]
         part = self.zero_part
         if part is None:
             return np.full((stop - start, groups), middle, np.uint8)
         if part.entry.type == "I8":
-            first, last = (0, 1) if self.one_scale else (start * groups, stop * groups)
-            signed = part.file.read(part.entry, first, last).reshape(-1, groups)
-            if signed.min() < -middle or signed.max() >= middle:
-                raise self.refusal(f"weight_zero_point has {signed.min()} to {signed.max()} in {self.bits} bits")
-            return np.broadcast_to((signed.astype(np.int16) + middle).astype(np.uint8), (stop - start, groups))
+            return self._unsigned(self._grid_rows(part, start, stop), "weight_zero_point")
         first, last = (packing.word_count(row, self.bits) for row in (start, stop))
         words = part.file.read(part.entry, first * groups, last * groups).reshape(-1, groups)
         codes = packing.unpack_codes(np.ascontiguousarray(words.T).view(np.uint32), self.bits, stop - start)
@@ -192,9 +196,21 @@ class CompressedMatrix(GroupedMatrix):
         if self.packed:
             codes = packing.unpack_codes(raw.view(np.uint32), self.bits, self.k)
         else:
-            codes = raw.view(np.uint8) ^ np.uint8(0x80)
-        groups = 1 if self.one_scale else self.k // self.group
-        first, last = (0, 1) if self.one_scale else (start * groups, stop * groups)
-        scales = floats_of(self.scales, self.scales.file.read(self.scales.entry, first, last))
-        spread = np.broadcast_to(scales.reshape(-1, groups), (stop - start, groups))
-        return Rows(codes, spread, self._zero_rows(start, stop))
+            codes = self._unsigned(raw, "weight")
+        return Rows(
+            codes, floats_of(self.scales, self._grid_rows(self.scales, start, stop)), self._zero_rows(start, stop)
+        )
+
+    def _grid_rows(self, part: Stored, start: int, stop: int) -> NDArray[Any]:
+        """The scales or zeros of rows start to stop, [n, G], from a tensor with a row for `shared` rows of W."""
+        groups, first = self.grid[1], start // self.shared
+        stored = part.file.read(part.entry, first * groups, -(-stop // self.shared) * groups).reshape(-1, groups)
+        return stored if self.shared == 1 else stored[np.arange(start, stop) // self.shared - first]
+
+    def _unsigned(self, signed: NDArray[np.int8], part: str) -> Bytes:
+        """Signed codes or zeros as unsigned ones."""
+        middle = 1 << self.bits - 1
+        if self.bits < 8 and signed.size and (signed.min() < -middle or signed.max() >= middle):
+            raise self.refusal(f"{part} has {signed.min()} to {signed.max()} in {self.bits} bits")
+        unsigned: Bytes = signed.view(np.uint8) + np.uint8(middle)
+        return unsigned

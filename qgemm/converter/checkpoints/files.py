@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from qgemm.errors import CheckpointError, GGUFError, GGUFNotFoundError
@@ -15,14 +16,16 @@ from qgemm.files.gguf.parts import SUFFIXES, Joiner
 from qgemm.files.paths import shown, shown_path, system_errors
 from qgemm.files.safetensors import SafetensorsFile
 from qgemm.files.shards import shard_name
+from qgemm.files.torch_archive import TorchFile
 
-from ..array_weights import Stored, weight_from_stored
+from ..array_weights import Stored, weight_from_array, weight_from_stored
 from ..weight import SAFETENSORS, Source, Weight, weight_from_tensor
 from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4
 from .configs import CONFIGS, folder_settings, refuse_packed
 from .methods import BitsAndBytes, Compressed, EightBits, FourBits, Hqq, Method, Nvfp4, Settings
+from .torch_files import stored_tensors
 
-SUFFIX, GGUF = ".safetensors", ".gguf"
+SUFFIX, GGUF, TORCH = ".safetensors", ".gguf", ".pt"
 QWEIGHT = f".{awq_gptq.PARTS[0]}"
 INDEX = f"{SUFFIX}.index.json"
 Matrices = tuple[dict[str, Weight], set[str]]  # matrices by the name of their first part; the names of all parts
@@ -62,13 +65,13 @@ def index(path: str) -> Source:
 
 
 def inside(folder: str) -> str:
-    """The path of the index, the single file or the first shard of safetensors in a folder, else of its .gguf file.
+    """The path of the index, the file or the first shard of safetensors in a folder, else of its .gguf or .pt file.
 
     Among several it is the one called model, as in transformers.
     """
     with system_errors(folder, "read"):
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    for suffix in (INDEX, SUFFIX, GGUF):
+    for suffix in (INDEX, SUFFIX, GGUF, TORCH):
         paths = [os.path.join(folder, name) for name in names if name.lower().endswith(suffix)]
         if len(paths) > 1:
             shard_names = {path: shard_name(path, suffix) for path in paths}
@@ -109,6 +112,17 @@ def _open_files(path: str, paths: list[str], file_of: Mapping[str, str] | None) 
         return Source(path, weights, keys, undo.pop_all().close, files=[path, *paths, *_beside(path)])
 
 
+def torch_archive(path: str) -> Source:
+    """A state dict or HQQ's qmodel.pt in PyTorch's own form; HQQ's library needs no section of a config."""
+    with ExitStack() as undo:
+        file = TorchFile(path)
+        undo.callback(file.close)
+        stored = stored_tensors(file)
+        own = Hqq() if any(name.endswith(hqq.PART) for name in stored) else None
+        weights = _decode(path, stored, folder_settings(os.path.dirname(path)) or own)
+        return Source(path, weights, {}, undo.pop_all().close, files=[path, *_beside(path)])
+
+
 def _beside(path: str) -> list[str]:
     """The configs, indexes and tokenizers in the folder of a checkpoint."""
     folder = glob.escape(os.path.dirname(path))
@@ -138,6 +152,8 @@ def _decode(path: str, stored: Mapping[str, Stored], method: Settings | None) ->
             weight = matrices[name]
         elif name in parts:
             continue
+        elif tensor.entry.type == fp8.EXPONENTS[0]:  # powers of two that scale no tensor of this file
+            weight = weight_from_array(name, "F32", tensor.entry.shape, partial(fp8.powers, name, tensor))
         else:
             weight = weight_from_stored(name, tensor)
         if weight.name in weights or (weight.name != name and weight.name in stored):

@@ -51,7 +51,7 @@ def matrix(module: str, stored: Mapping[str, Stored], form: str) -> Weight:
 
 
 def _mxfp4(module: str, stored: Mapping[str, Stored]) -> Weight:
-    codes, scales = (_part(module, stored, part, "U8") for part in PARTS[:2])
+    codes, scales = (byte_part(module, stored, part, "U8") for part in PARTS[:2])
     if f"{module}.{PARTS[2]}" in stored:
         _refuse(module, codes, f"has a {PARTS[2]}, which MXFP4 has not")
     n, k = codes.entry.shape[0], 2 * codes.entry.shape[1]
@@ -71,7 +71,10 @@ class _Nvfp4:
 
     def __init__(self, module: str, stored: Mapping[str, Stored], parts: tuple[str, ...]) -> None:
         self.module, self.divides = module, parts is PARTS
-        self.codes, self.scales = _part(module, stored, parts[0], "U8"), _part(module, stored, parts[1], "F8_E4M3")
+        self.codes, self.scales = (
+            byte_part(module, stored, parts[0], "U8"),
+            byte_part(module, stored, parts[1], "F8_E4M3"),
+        )
         self.n, self.k = self.codes.entry.shape[0], 2 * self.codes.entry.shape[1]
         if self.scales.entry.shape != (self.n, self.k // GROUP) or self.k % GROUP:
             rule = f"{list(self.scales.entry.shape)} {parts[1]} are not those of {[self.n, self.k]} weights"
@@ -120,8 +123,8 @@ class _Nvfp4:
         )  # fmt: skip
 
 
-def _part(module: str, stored: Mapping[str, Stored], part: str, kind: str) -> Stored:
-    """A part, which must be a matrix of this type."""
+def byte_part(module: str, stored: Mapping[str, Stored], part: str, kind: str) -> Stored:
+    """A part, which must be a matrix of this type of one byte."""
     tensor = stored.get(f"{module}.{part}")
     if tensor is None:
         other = next(tensor for name, tensor in stored.items() if name.startswith(f"{module}."))

@@ -3,6 +3,7 @@
     NAME                     F8_E4M3 or F8_E5M2  [..., N, K]
     NAME_scale, _scale_inv   float               one, or [..., N], [..., N, 1], [..., 1, K], [..., N / 128, K / 128]
     NAME less ".weight", with the same endings or .scale, .scale_weight
+    MXFP8: NAME_scale  uint8 [..., N, K / 32], e of 2^(e - 127); other scales may be the same bytes as F8_E8M0
 
 W = number * scale in float32 under every name of the scale: "inv" refers to the quantizer's divisor.
 """
@@ -27,6 +28,7 @@ from qgemm.tensor import Tensor
 
 from ..array_weights import Stored
 from ..weight import Weight, original_shape, stored_shape
+from .matrix import floats_of
 from .methods import EightBits
 
 SCALES = (
@@ -38,6 +40,8 @@ SCALES = (
 )  # after the name, with or without ".weight"
 INPUTS = (".input_scale", ".scale_input")  # scales of activations, which are ignored
 MARKERS = ("scaled_fp8",)  # empty tensors that mark a checkpoint with scales
+EXPONENTS = ("F8_E8M0", "U8")  # types of scales 2^(e - BIAS); bytes are exponents only where the config says so
+BIAS, NAN = 127, 255  # the exponent of 1, and the one that is not a number
 RUN = 4096  # largest number of weights scaled at a time, so that rows may have any length
 KINDS = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2"}
 NUMBERS = {kind: f8.NUMBERS[name] for kind, name in KINDS.items()}
@@ -77,7 +81,7 @@ def matrix(name: str, stored: Mapping[str, Stored], method: EightBits | None) ->
         native = partial(_native, name, stored[name], shape[-1], lambda start, stop, run: _ones((stop - start) // run))
         plain_weight = Weight(name, stored_shape(shape), entry.type, entry.nbytes, 1, values=plain, native=native)
         return replace(plain_weight, original=original_shape(shape))
-    scale, (rows, columns) = _scale(name, stored[name], stored[scale_name], (method or EightBits()).block)
+    scale, (rows, columns) = _scale(name, stored[name], stored[scale_name], method or EightBits())
     *_, n, k = (1, *shape)
     run = gcd(k, columns, RUN)  # adjacent weights of one row that share a scale in any layout
 
@@ -127,36 +131,49 @@ def _ones(count: int) -> Floats:
     return np.ones(count, np.float32)
 
 
-def _scale(name: str, weight: Stored, scale: Stored, block: tuple[int, int]) -> tuple[Floats, tuple[int, int]]:
+def _scale(name: str, weight: Stored, scale: Stored, method: EightBits) -> tuple[Floats, tuple[int, int]]:
     """The scales of a tensor [..., N, K] as [matrices, a, b], and the rows and columns of W per scale."""
     shape, scale_shape = weight.entry.shape or (1,), scale.entry.shape
     *lead, n, k = (1, *shape) if len(shape) == 1 else shape
-    rows, columns = block
-    grids: list[tuple[tuple[int, ...], tuple[int, int]]] = [
-        ((*lead, n), (1, k)),
-        ((*lead, n, 1), (1, k)),
-        ((*lead, 1, k), (n, 1)),
-        ((*lead, 1, 1), (n, k)),
-        ((*lead, -(-n // rows), -(-k // columns)), block),
-    ]
-    if scale.entry.type not in ("F32", "F16", "BF16"):
-        raise _refusal(name, weight, f"its scale is {scale.entry.type}, which is not read")
-    if all(size == 1 for size in scale_shape):
-        return _floats(scale).reshape(1, 1, 1), (n, k)
+    rows, columns = method.block
+    blocks = (*lead, -(-n // rows), -(-k // columns)), method.block
+    grids: list[tuple[tuple[int, ...], tuple[int, int]]] = [blocks]
+    if not method.exponents:
+        grids = [
+            ((*lead, n), (1, k)),
+            ((*lead, n, 1), (1, k)),
+            ((*lead, 1, k), (n, 1)),
+            ((*lead, 1, 1), (n, k)),
+            blocks,
+        ]
+    kinds = (*EXPONENTS,) if method.exponents else ("F32", "F16", "BF16", EXPONENTS[0])
+    if scale.entry.type not in kinds:
+        expected = f"; {' or '.join(kinds)} is" if method.exponents else ""
+        raise _refusal(name, weight, f"its scale is {scale.entry.type}, which is not read{expected}")
+    if all(size == 1 for size in scale_shape) and not method.exponents:
+        return _floats(name, scale).reshape(1, 1, 1), (n, k)
     for grid, shared in grids:
         if scale_shape == grid and 0 not in shape:
-            return _floats(scale).reshape(-1, -(-n // shared[0]), -(-k // shared[1])), shared
+            return _floats(name, scale).reshape(-1, -(-n // shared[0]), -(-k // shared[1])), shared
     raise _refusal(
-        name, weight, f"{list(scale_shape)} scales are not those of {list(shape)} weights, nor of {block} blocks"
+        name, weight, f"{list(scale_shape)} scales are not those of {list(shape)} weights, nor of {method.block} blocks"
     )
 
 
-def _floats(stored: Stored) -> Floats:
-    """A tensor of floats, read whole."""
-    raw: NDArray[np.generic] = stored.file.read(stored.entry, 0, prod(stored.entry.shape))
-    if stored.entry.type == "BF16":
-        return (raw.astype(np.uint32) << 16).view(np.float32)
-    return raw.astype(np.float32)
+def _floats(name: str, scale: Stored) -> Floats:
+    """The scales of the tensor of this name, read whole."""
+    count = prod(scale.entry.shape)
+    if scale.entry.type in EXPONENTS:
+        return powers(name, scale, 0, count)
+    return floats_of(scale, scale.file.read(scale.entry, 0, count))
+
+
+def powers(name: str, exponents: Stored, start: int, stop: int) -> Floats:
+    """Numbers start to stop of a tensor of exponents; name: of the tensor that an error names."""
+    raw: NDArray[np.uint8] = exponents.file.read(exponents.entry, start, stop)
+    if (raw == NAN).any():
+        raise _refusal(name, exponents, f"a scale is {NAN}, which is no number")
+    return np.ldexp(np.float32(1), raw.astype(np.int32) - BIAS)
 
 
 def _refusal(name: str, weight: Stored, rule: str) -> CheckpointError:

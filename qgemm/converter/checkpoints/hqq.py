@@ -77,12 +77,12 @@ class _Matrix(GroupedMatrix):
         self.name = name
         self.settings = {part: stored[full] for part in SETTINGS if (full := f"{name}.{part}") in stored}
         self.parts = {part: stored[full] for part in TENSORS if (full := f"{name}.{part}") in stored}
-        for part in TENSORS:
-            if part not in self.parts:
-                raise self.refusal(f"there is no {part}")
         for part in ("quant_scale", "quant_zero", "view_as_float"):
             if part in self.settings and self._number(part):
                 raise self.refusal(f"{part} is set, which is not read")
+        for part in TENSORS:
+            if part not in self.parts:
+                raise self.refusal(f"there is no {part}")
         self.packing, nbits = self._packing(), self._float("nbits")
         self.bits = self.packing.bits  # 5 and 6 bits are stored in 8, 1.58 bits in 2
         self.axis, shape = self._number("axis"), self._shape()

@@ -6,7 +6,7 @@ decoding without it would give other weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from qgemm.errors import CheckpointError
@@ -18,7 +18,7 @@ from .modules import Modules
 
 LARGEST_GROUP = 2**31 - 1  # bound on the weights that share a scale
 BLOCK = (128, 128)  # weights that share a scale of FP8, unless a config says otherwise
-READ = "AWQ, GPTQ, auto-round, compressed-tensors, HQQ, bitsandbytes (4 bits), FP8, NVFP4 and MXFP4 are"
+READ = "AWQ, GPTQ, auto-round, compressed-tensors, HQQ, bitsandbytes, FP8, NVFP4, MXFP4 and MXFP8 are"
 SECTION = "quantization_config"
 
 
@@ -79,9 +79,13 @@ class Method(NamedTuple):
 
 
 class EightBits(NamedTuple):
-    """Settings of FP8: rows and columns of W per scale, where scales belong to blocks."""
+    """Settings of FP8: rows and columns of W per scale, where scales belong to blocks.
+
+    exponents: whether scales are bytes e of 2^(e - 127) (MXFP8).
+    """
 
     block: tuple[int, int] = BLOCK
+    exponents: bool = False
 
 
 class FourBits(NamedTuple):
@@ -99,15 +103,17 @@ class Hqq(NamedTuple):
 
 
 class BitsAndBytes(NamedTuple):
-    """Settings of bitsandbytes: the codebook, None if the config omits it; other settings are beside each tensor."""
+    """Settings of bitsandbytes: 8 bits or 4; the codebook of 4, None if the config omits it. Others are by tensor."""
 
+    eight_bits: bool = False
     kind: str | None = None
 
 
 class Scheme(NamedTuple):
     """One group of compressed-tensors: how its weights are stored, and the modules that it covers.
 
-    kind: "int" or "float". group: weights per scale, -1 a row, 0 the tensor. block: of FP8 in blocks.
+    kind: "int" or "float". group: weights per scale, -1 a row, 0 the tensor. block: rows and columns per scale, None
+    unless scales belong to blocks.
     """
 
     form: str
@@ -115,7 +121,7 @@ class Scheme(NamedTuple):
     bits: int
     group: int
     symmetric: bool
-    block: tuple[int, int]
+    block: tuple[int, int] | None
     targets: Modules
 
 
@@ -228,21 +234,30 @@ def _extra(get: Getter, base: Method, key: str, value: Any) -> tuple[Modules, Ma
 
 
 def _eight_bits(get: Getter, name: str) -> EightBits:
-    settings = EightBits(_block(get, "weight_block_size"))
+    settings = MXFP8 if name == "mxfp8" else EightBits(BLOCK)
+    settings = settings._replace(block=_block(get, "weight_block_size") or settings.block)
+    if settings.exponents and settings != MXFP8:
+        raise get.refusal(f"weight_block_size: blocks of {settings.block} are not those of {name}, {MXFP8.block}")
     get.one_of("fmt", ("e4m3", "e5m2", "float8_e4m3fn"))
     get.refuse_unread(frozenset(("activation_scheme", "activation_scale_ub", "scale_fmt")))
     return settings
 
 
-FORMS = {  # form of compressed-tensors -> kind of numbers, and their bits
-    "pack-quantized": ("int", range(1, 9)),
-    "int-quantized": ("int", (8,)),
-    "naive-quantized": (None, (8,)),
-    "float-quantized": ("float", (8,)),
-    "nvfp4-pack-quantized": ("float", (4,)),
-    "mxfp4-pack-quantized": ("float", (4,)),
+INTEGERS = range(1, 9)  # bits
+FORMS: dict[str, dict[str, Collection[int]]] = {  # form of compressed-tensors -> kind of numbers -> their bits
+    "pack-quantized": {"int": INTEGERS},
+    "int-quantized": {"int": INTEGERS},
+    "naive-quantized": {"int": INTEGERS, "float": (8,)},
+    "float-quantized": {"float": (8,)},
+    "nvfp4-pack-quantized": {"float": (4,)},
+    "mxfp4-pack-quantized": {"float": (4,)},
+    "mxfp6-pack-quantized": {"float": (6,)},
+    "mxfp8-quantized": {"float": (8,)},
 }
-FP4_GROUPS = {"nvfp4-pack-quantized": Nvfp4().group, "mxfp4-pack-quantized": FORMATS["mxfp4"].weights}
+MX_GROUP = FORMATS["mxfp4"].weights  # weights that share an exponent
+MXFP8 = EightBits((1, MX_GROUP), exponents=True)
+MX_FORMS = dict.fromkeys((form for form in FORMS if form.startswith("mx")), MX_GROUP)
+ONLY_GROUPS = {"nvfp4-pack-quantized": Nvfp4().group, **MX_FORMS}  # form -> its only group size
 STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 
@@ -260,7 +275,7 @@ def _compressed(get: Getter, name: str) -> Compressed | None:
         return None
     schemes = tuple(_scheme(get, form, key, group) for key, group in groups.items())
     if not schemes and form in ("float-quantized", "naive-quantized"):
-        schemes = (Scheme("float-quantized", "float", 8, 0, True, BLOCK, Modules.parse(["Linear"], "")),)
+        schemes = (Scheme("float-quantized", "float", 8, 0, True, None, Modules.parse(["Linear"], "")),)
     if not schemes:
         raise get.refusal("config_groups: names no group of weights")
     return Compressed(schemes, ignore)
@@ -280,8 +295,7 @@ def _scheme(get: Getter, form: str, key: str, group: Any) -> Scheme:
     inner = Getter(f"{where}: weights", weights)
     kind = inner("type", kind=str, default="float" if form in ("float-quantized", "naive-quantized") else "int").lower()
     bits = inner("num_bits", kind=int, default=8)
-    only_kind, widths = FORMS.get(form, (None, ()))
-    if bits not in widths or kind != (only_kind or kind) or kind not in ("int", "float"):
+    if bits not in FORMS.get(form, {}).get(kind, ()):
         rule = f"compressed-tensors of {shown(f'{bits} bits, {kind}')} is not read"
         raise inner.refusal(f"num_bits / type: {rule} in the format {shown(form)}")
     size = inner("group_size", kind=int)
@@ -291,14 +305,16 @@ def _scheme(get: Getter, form: str, key: str, group: Any) -> Scheme:
     grouped = strategy in ("group", "tensor_group")
     if grouped and (size is None or not 1 <= size <= LARGEST_GROUP):
         raise inner.refusal(f"group_size: {size} is not the weights of a group")
-    if form in FP4_GROUPS and (not grouped or size != FP4_GROUPS[form]):
-        raise inner.refusal(f"group_size: groups of {size} by {strategy}, not of {FP4_GROUPS[form]} as in {form}")
+    if form in ONLY_GROUPS and (not grouped or size != ONLY_GROUPS[form]):
+        raise inner.refusal(f"group_size: groups of {size} by {strategy}, not of {ONLY_GROUPS[form]} as in {form}")
     inner.one_of("actorder", ("weight", "static", "group", "dynamic", False))
     inner.one_of("dynamic", (False,))
     symmetric = inner("symmetric", kind=bool, default=True)
     if kind == "float" and not symmetric:
         raise inner.refusal("symmetric: floats with zeros are not read")
-    block = _block(inner, "block_structure")
+    block = _block(inner, "block_structure") or (BLOCK if strategy == "block" and kind == "float" else None)
+    if (block is None) == (strategy == "block"):
+        raise inner.refusal(f"block_structure: {shown(str(block))} does not fit the strategy {strategy}")
     inner.refuse_unread(frozenset(("observer", "observer_kwargs", "scale_dtype", "zp_dtype")))
     return Scheme(form, kind, bits, size if grouped else -1 if strategy == "channel" else 0, symmetric, block, targets)
 
@@ -311,9 +327,11 @@ def _modelopt(get: Getter, name: str) -> EightBits | Nvfp4:
         raise get.refusal("pre_quant_scale: scales of activations are not read")
     if algorithm.upper() == "NVFP4" and size in (None, Nvfp4().group):
         return Nvfp4()
+    if algorithm.upper() == "MXFP8" and size in (None, MX_GROUP):
+        return MXFP8
     if not algorithm.upper().startswith("FP8"):
         size_text = "" if size is None else f" in groups of {size} (group_size)"
-        rule = f"(quant_algo){size_text}, which is not read; FP8 and NVFP4 of {Nvfp4().group} are"
+        rule = f"(quant_algo){size_text}, which is not read; FP8, MXFP8 and NVFP4 of {Nvfp4().group} are"
         raise get.refusal(f"quantized by ModelOpt as {shown(algorithm)} {rule}")
     return EightBits()
 
@@ -329,19 +347,20 @@ def _hqq(get: Getter, name: str) -> Hqq:
 
 
 def _bitsandbytes(get: Getter, name: str) -> BitsAndBytes:
-    if get("load_in_8bit", kind=bool, default=False) or not get("load_in_4bit", kind=bool, default=True):
-        raise get.refusal("load_in_8bit: bitsandbytes of 8 bits is not read; 4 bits are")
+    eight_bits = get("load_in_8bit", kind=bool, default=False)
+    if eight_bits == get("load_in_4bit", kind=bool, default=not eight_bits):
+        raise get.refusal(f"load_in_8bit, load_in_4bit: both are {str(eight_bits).lower()}")
     kind = get("bnb_4bit_quant_type", kind=str)
     if kind not in (None, "nf4", "fp4"):
         raise get.refusal(f"bnb_4bit_quant_type: {shown(kind)} is not read; nf4 and fp4 are")
     get.refuse_unread(BITSANDBYTES)
-    return BitsAndBytes(kind)
+    return BitsAndBytes(eight_bits, None if eight_bits else kind)
 
 
-def _block(get: Getter, key: str) -> tuple[int, int]:
+def _block(get: Getter, key: str) -> tuple[int, int] | None:
     size = get(key, kind=list)
     if size is None:
-        return BLOCK
+        return None
     if len(size) != 2 or not all(type(n) is int and 0 < n <= LARGEST_GROUP for n in size):
         raise get.refusal(f"{key}: a block of {shown(str(size))} is not two numbers")
     return size[0], size[1]
@@ -353,6 +372,7 @@ METHODS: dict[str, Callable[[Getter, str], Settings | None]] = {
     **dict.fromkeys(("auto-round", "auto_round", "intel/auto-round"), _auto_round),
     "fp8": _eight_bits,
     "fbgemm_fp8": _eight_bits,
+    "mxfp8": _eight_bits,
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,

@@ -24,7 +24,7 @@ from . import bits as packing
 from .awq_gptq import AWQ_COLUMNS, AwqGptqMatrix
 from .compressed import CompressedMatrix
 from .matrix import GroupedMatrix, Rows
-from .methods import BLOCK, Method, Scheme
+from .methods import Method, Scheme
 from .modules import Modules
 
 WEIGHT = ".weight"
@@ -236,7 +236,7 @@ class CompressedTensors(Layout):
 
     def matrix(self, module: str, stored: Mapping[str, Stored], fmt: Format) -> GroupedMatrix:
         group = -1 if fmt.encoding.whole_rows else fmt.weights
-        scheme = Scheme("pack-quantized", "int", fmt.code_bits, group, not fmt.zero_field, BLOCK, Modules())
+        scheme = Scheme("pack-quantized", "int", fmt.code_bits, group, not fmt.zero_field, None, Modules())
         return CompressedMatrix(module, stored, scheme)
 
 

@@ -114,13 +114,14 @@ class Split(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The contents of a checked header."""
+    """The contents of a checked header. end: the offset after the last tensor's entry, before the padding."""
 
     version: int
     alignment: int
     keys: dict[str, Place]
     tensors: dict[str, Entry]
     split: Split
+    end: int
 
 
 class EndOfBufferError(Exception):
@@ -137,7 +138,7 @@ def read_header(path: str, data: Buffer, size: int) -> Header:
     places = walk.keys(keys)
     alignment = walk.alignment(places)
     entries = walk.tensors(tensors)
-    return Header(version, alignment, places, walk.placed(entries, alignment), walk.split(places))
+    return Header(version, alignment, places, walk.placed(entries, alignment), walk.split(places), walk.position)
 
 
 class _Walk:

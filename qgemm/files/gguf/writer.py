@@ -167,6 +167,13 @@ def _writer(
     return writer, plans
 
 
+def key_bytes(where: str, key: str, value: Any) -> bytes:
+    """A key and its value as a file stores them."""
+    typed = _typed_metadata(where, {key: value})[key]
+    writer = _Writer(None, arch="")
+    return writer._pack_val(key, STRING, False) + writer._pack_val(typed.value, typed.type, True, typed.sub_type)
+
+
 class _Writer(GGUFWriter):
     """GGUFWriter with another packing of values.
 

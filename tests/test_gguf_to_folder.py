@@ -1,0 +1,157 @@
+"""A .gguf model becomes a Hugging Face folder: the tensors of the folder that it came from, and a config for them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from files import model, safetensors
+from helpers import normal
+from hf_folders import LLAMA3, D, E, F, G, H, folder, tensors_of
+from ml_dtypes import bfloat16
+
+import qgemm
+from qgemm.converter.gguf_to_folder import INVERSES
+from qgemm.errors import CheckpointError, QgemmError
+
+CLASSES = [inverse.name for inverse in INVERSES.values()]
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16}
+
+
+def there_and_back(path, source, kind="f16"):
+    """The file that a folder becomes, and the folder that the file becomes."""
+    qgemm.convert(source, path / "m.gguf", kind)
+    done = qgemm.convert(path / "m.gguf", path / "back", kind, layout="huggingface")
+    assert any("has no tokenizer" in note for note in done.notes)
+    return path / "back"
+
+
+def assert_same_tensors(folder, other):
+    with qgemm.load(folder) as a, qgemm.load(other) as b:
+        assert set(a) == set(b)
+        for name in a:
+            assert (a[name].format, a[name].shape) == (b[name].format, b[name].shape)
+            assert a[name].blocks.tobytes() == b[name].blocks.tobytes(), name
+
+
+def keys_of(path):
+    with qgemm.open(path) as file:
+        return {key: np.asarray(value).tolist() for key, value in file.metadata.items() if key != "general.name"}
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("name", CLASSES)
+def test_there_and_back(name, kind, tmp_path):
+    """Tensors have the same bytes, and the folder becomes the same file."""
+    tensors = {key: w.astype(DTYPES[kind]) for key, w in tensors_of(name).items()}
+    source = folder(tmp_path / "m", name, tensors)
+    back = there_and_back(tmp_path, source, kind)
+    assert_same_tensors(source, back)
+    assert sorted(path.name for path in back.iterdir()) == ["config.json", "model.safetensors"]
+    config = json.loads((back / "config.json").read_text())
+    assert config["architectures"] == [name]
+    assert config["dtype"] == np.dtype(DTYPES[kind]).name
+    qgemm.convert(back, tmp_path / "again.gguf", kind)
+    assert keys_of(tmp_path / "again.gguf") == keys_of(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("LlamaForCausalLM", {"rope_scaling": None}),
+        ("LlamaForCausalLM", {"rope_scaling": {**LLAMA3, "factor": 32.0, "original_max_position_embeddings": 8192}}),
+        ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+        ("Qwen2ForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                                               "original_max_position_embeddings": 128}}),
+        ("Qwen3ForCausalLM", {"tie_word_embeddings": True, "rope_theta": 1e6, "rms_norm_eps": 1e-6}),
+        ("Phi3ForCausalLM", {"rope_scaling": None, "partial_rotary_factor": 0.5, "sliding_window": None}),
+    ],
+)  # fmt: skip
+def test_settings_come_back(name, config, tmp_path):
+    tensors = tensors_of(name)
+    if config.get("tie_word_embeddings"):
+        del tensors["lm_head.weight"]
+    source = folder(tmp_path / "m", name, tensors, **config)
+    back = there_and_back(tmp_path, source)
+    assert_same_tensors(source, back)
+    written = json.loads((back / "config.json").read_text())
+    for key, value in config.items():
+        assert written.get(key) == value, key
+    qgemm.convert(back, tmp_path / "again.gguf", "f16")
+    assert keys_of(tmp_path / "again.gguf") == keys_of(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+def test_biases_of_llama_come_back(key, tmp_path):
+    rows = {"self_attn.q_proj": H * D, "self_attn.k_proj": G * D, "self_attn.v_proj": G * D, "self_attn.o_proj": E}
+    if key == "mlp_bias":
+        rows = {"mlp.gate_proj": F, "mlp.up_proj": F, "mlp.down_proj": E}
+    biases = {
+        f"model.layers.{i}.{module}.bias": normal(n).astype(np.float16) for i in range(2) for module, n in rows.items()
+    }
+    source = folder(tmp_path / "m", "LlamaForCausalLM", {**tensors_of("LlamaForCausalLM"), **biases}, **{key: True})
+    back = there_and_back(tmp_path, source)
+    assert_same_tensors(source, back)
+    assert json.loads((back / "config.json").read_text())[key] is True
+    del biases["model.layers.1." + next(iter(rows)) + ".bias"]
+    source = folder(tmp_path / "m", "LlamaForCausalLM", {**tensors_of("LlamaForCausalLM"), **biases}, **{key: True})
+    qgemm.convert(source, tmp_path / "m.gguf", "f16", force=True)
+    with pytest.raises(CheckpointError, match="bias': is not the one that a LlamaForCausalLM would have"):
+        qgemm.convert(tmp_path / "m.gguf", tmp_path / "other", "f16", layout="huggingface")
+
+
+def test_quantized_tensors_are_decoded(run, tmp_path):
+    source = folder(tmp_path / "m", "LlamaForCausalLM")
+    qgemm.convert(source, tmp_path / "m.gguf", "q8_0")
+    assert run("convert", tmp_path / "m.gguf", tmp_path / "back", "f32", "--layout", "huggingface")[0] == 0
+    name = "model.layers.0.self_attn.v_proj.weight"  # whose rows keep their order
+    with qgemm.open(tmp_path / "m.gguf") as file, qgemm.load(tmp_path / "back") as back:
+        np.testing.assert_array_equal(back[name].dequantize(), file["blk.0.attn_v.weight"].dequantize())
+    with pytest.raises(QgemmError, match="exists"):
+        qgemm.convert(tmp_path / "m.gguf", tmp_path / "back", "f32", layout="huggingface")
+
+
+def test_chat_template(tmp_path):
+    qgemm.convert(folder(tmp_path / "m", "Qwen3ForCausalLM"), tmp_path / "m.gguf", "f16")
+    qgemm.set_metadata(tmp_path / "m.gguf", {"tokenizer.chat_template": "{{ x }}", "tokenizer.ggml.eos_token_id": 7})
+    qgemm.convert(tmp_path / "m.gguf", tmp_path / "back", "f16", layout="huggingface")
+    assert (tmp_path / "back" / "chat_template.jinja").read_text() == "{{ x }}"
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["eos_token_id"] == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"qwen3.key_of_2030": 1}, "key 'qwen3.key_of_2030': '1' cannot be expressed"),
+        ({"qwen3.attention.value_length": 32}, "key 'qwen3.attention.value_length': '32' cannot be expressed"),
+        ({"qwen3.attention.head_count_kv": [2, 1]}, "is no number, as the config needs"),
+        ({"qwen3.feed_forward_length": 64}, "has shape"),
+        ({"general.architecture": "olmo2"}, "general.architecture: 'olmo2' does not become a folder, only llama"),
+    ],
+)
+def test_keys_that_a_config_cannot_express(values, rule, tmp_path):
+    qgemm.convert(folder(tmp_path / "m", "Qwen3ForCausalLM"), tmp_path / "m.gguf", "f16")
+    qgemm.set_metadata(tmp_path / "m.gguf", values)
+    with pytest.raises(CheckpointError, match=re.escape(rule)):
+        qgemm.convert(tmp_path / "m.gguf", tmp_path / "back", "f16", layout="huggingface")
+    assert not (tmp_path / "back").exists()
+
+
+def test_tensors_that_a_class_does_not_have(tmp_path):
+    qgemm.convert(folder(tmp_path / "m", "LlamaForCausalLM"), tmp_path / "m.gguf", "f16")
+    with qgemm.open(tmp_path / "m.gguf", copy=True) as file:
+        tensors = {name: tensor.dequantize() for name, tensor in file.items()}
+        metadata = dict(file.metadata)
+    for name, rule in (("rope_freqs.weight", "no factors"), ("blk.0.attn_sinks.weight", "no place in a Llama")):
+        model(tmp_path / "x.gguf", {**tensors, name: normal(D // 2)}, metadata)
+        with pytest.raises(CheckpointError, match=rule):
+            qgemm.convert(tmp_path / "x.gguf", tmp_path / "back", "f16", layout="huggingface")
+
+
+def test_what_becomes_no_folder(refused, tmp_path):
+    safetensors(tmp_path / "x.safetensors", {"w": normal(2, 32)})
+    words = "convert", tmp_path / "x.safetensors", tmp_path / "back"
+    assert "is no .gguf file" in refused(*words, "f16", "--layout", "huggingface")
+    assert "has tensors of f32, f16, bf16, not of Q8_0" in refused(*words, "q8_0", "--layout", "huggingface", status=2)
