@@ -12,6 +12,7 @@ from strategies import FORMATS, PRODUCTS, over_formats, seeds
 
 import qgemm
 from qgemm.codec.format import float_dtype
+from qgemm.cpu import experts as experts_on_the_cpu
 from qgemm.routing import GATE_OF
 
 pytestmark = pytest.mark.usefixtures("engine")
@@ -191,3 +192,22 @@ def test_experts_of_a_file_are_checked_at_each_call(tmp_path):
     file.close()
     with pytest.raises(qgemm.GGUFError, match="closed"):
         qgemm.moe(x, weights[:2], weights[2], ids, factors)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 7])
+def test_few_ids_are_sorted_without_numpy(tokens, monkeypatch):
+    """As NumPy sorts many ids, with the same bits of y: its functions for that cost more than small products."""
+    rng = np.random.default_rng(tokens)
+    gate, up, down = (random_experts(Q4_0, 5, *shape, rng) for shape in ((32, 64), (32, 64), (64, 32)))
+    x, ids = rng.standard_normal((tokens, 64), np.float32), rng.integers(0, 5, (tokens, 4))
+    weights = rng.random((tokens, 4), np.float32)
+
+    def products():
+        return qgemm.moe(x, (gate, up), down, ids, weights), qgemm.moe_matmul(x, gate, ids, "a8")
+
+    with monkeypatch.context() as sorted_by_numpy:
+        sorted_by_numpy.setattr(experts_on_the_cpu, "FEW_IDS", 0)
+        expected = products()
+    monkeypatch.setattr(np, "argsort", None)
+    for y, other in zip(products(), expected, strict=True):
+        np.testing.assert_array_equal(y.view(np.uint32), other.view(np.uint32))

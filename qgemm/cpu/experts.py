@@ -19,6 +19,7 @@ from . import reference
 from .fast_path import product
 from .products import handed_back, target_of
 
+FEW_IDS = 64  # ids that Python groups in less time than NumPy
 Bias = NDArray[Any] | None  # [E, N]
 
 
@@ -36,7 +37,7 @@ def matmul(
     y = np.empty((routes.size, w.shape[1]), np.float32)
     for expert, places in by_expert(routes, w.shape[0]):
         tokens, rank = np.divmod(places, routes.shape[1])
-        y[places] = _product(rows[tokens] if values.ndim == 2 else rows[tokens, rank], w, kind, added, expert)
+        _multiply(y, places, rows[tokens] if values.ndim == 2 else rows[tokens, rank], w, kind, added, expert)
     y = y.reshape(*routes.shape, -1) if y.size else np.zeros((*routes.shape, w.shape[1]), np.float32)
     return handed_back(x, y, out, target, dtype)
 
@@ -52,13 +53,13 @@ def feed_forward(
     check_weights_of(factors, routes)
     target = None if out is None else target_of(out, values.shape, dtype)
     added = _biases(layer.biases, [*layer.gate_up, layer.down])
-    parts = np.empty((routes.size, down.shape[1]), np.float32)
+    parts, top_k = np.empty((routes.size, down.shape[1]), np.float32), routes.shape[1]
     for expert, places in by_expert(routes, down.shape[0]):
-        rows = values[places // routes.shape[1]]
+        rows = values[places // top_k] if len(places) > 1 else values[places[0] // top_k][None]
         (gate, gate_bias), (up, up_bias) = _gate_and_up(layer, added, expert)
         gated = Gated(layer.gate, up, up_bias)
         between = product(gate, rows, "a16", gate_bias, None, None, None, gated)
-        parts[places] = _product(between, down, "a16", added[-1], expert)
+        _multiply(parts, places, between, down, "a16", added[-1], expert)
     y = _weighted(parts.reshape(*routes.shape, down.shape[1]), factors)
     return handed_back(x, y, out, target, dtype)
 
@@ -69,11 +70,28 @@ def by_expert(ids: NDArray[Any], experts: int) -> Iterator[tuple[int, NDArray[np
     IndexError for an id that is no expert.
     """
     flat = ids.reshape(-1)
+    if 0 < flat.size <= FEW_IDS:
+        return _few_by_expert(flat.tolist(), experts)
     if flat.size and not 0 <= flat.min() <= flat.max() < experts:
-        raise IndexError(f"ids are {flat.min()} to {flat.max()}, there are experts 0 to {experts - 1}")
+        raise _no_expert(int(flat.min()), int(flat.max()), experts)
     order = np.argsort(flat, kind="stable")
     present, starts = np.unique(flat[order], return_index=True)
     return zip(present.tolist(), np.split(order, starts[1:]), strict=False)
+
+
+def _few_by_expert(ids: Sequence[int], experts: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """`by_expert` of some ids in Python: NumPy's sort, unique and split cost 50 us and more for any number."""
+    places: dict[int, list[int]] = {}
+    for place, expert in enumerate(ids):
+        places.setdefault(expert, []).append(place)
+    present = sorted(places)
+    if present[0] < 0 or present[-1] >= experts:
+        raise _no_expert(present[0], present[-1], experts)
+    return ((expert, np.array(places[expert], np.intp)) for expert in present)
+
+
+def _no_expert(low: int, high: int, experts: int) -> IndexError:
+    return IndexError(f"ids are {low} to {high}, there are experts 0 to {experts - 1}")
 
 
 def _weighted(parts: NDArray[np.float32], weights: NDArray[Any]) -> NDArray[np.float32]:
@@ -86,9 +104,14 @@ def _weighted(parts: NDArray[np.float32], weights: NDArray[Any]) -> NDArray[np.f
     return y
 
 
-def _product(x: Array, w: Tensor, activation: str, bias: Bias, expert: int) -> Any:
-    added = None if bias is None else bias[expert]
-    return product(_expert(w, expert), x, activation, added, None, None, None)
+def _multiply(
+    y: NDArray[np.float32], places: NDArray[np.intp], x: Array, w: Tensor, activation: str, bias: Bias, expert: int
+) -> None:
+    """y[places] = x @ w[expert].T + bias[expert]; a single row is not copied."""
+    added, out = None if bias is None else bias[expert], y[places[0]][None] if len(places) == 1 else None
+    rows = product(_expert(w, expert), x, activation, added, None, out, None)
+    if out is None:
+        y[places] = rows
 
 
 def _expert(w: Tensor, expert: int, rows: slice = slice(None)) -> Tensor:
