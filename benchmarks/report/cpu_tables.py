@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from benchmarks import encoders
@@ -80,7 +81,8 @@ def long_table(path: Path = CPU) -> str:
         lines.append(f"| {shape[0]} | {shape[1]}x{shape[2]} | {' | '.join(cells)} |")
     narrow = [row for row in every if row.case.isa == "AVX2"]
     cells = (f"{row.case.format} M = {row.case.m}: {ratio(row, 'a8', GGML):.2f}" for row in narrow)
-    lines += ["", f"Without AVX-512, beside ggml built without it: {', '.join(cells)}."] if narrow else []
+    text = f"Without AVX-512, beside ggml built without it: {', '.join(cells)}."
+    lines += ["", *wrap(text, 120)] if narrow else []
     lines += [
         "",
         f"A call besides its kernel: {run['host_us_a8']:.3g} us (`a8`), {run['host_us_a16']:.3g} us (`a16`). First",
