@@ -20,7 +20,7 @@ DOORS = "qgemm", "qgemm.api", "qgemm.__main__"
 LAZY = {
     ("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main"),  # so that a start can be interrupted
     ("qgemm.cli.main", "qgemm.cli.info"), ("qgemm.cli.info", "qgemm.cli.gpu_abilities"),  # starts are shorter
-    *((f"qgemm.cli.{name}", "qgemm.converter.source_readers") for name in ("info", "common")),  # and none reads a checkpoint
+    *((f"qgemm.cli.{name}", "qgemm.converter.source_readers") for name in ("info", "common")),  # so are these
     ("qgemm", "qgemm.cuda"), ("qgemm.converter.job", "qgemm.converter.device"),  # starts without a GPU are shorter
     ("qgemm.vllm", "qgemm.vllm.plugin"), ("qgemm.sglang", "qgemm.sglang.hooks"),  # an engine is there when it calls
 }  # fmt: skip
