@@ -31,22 +31,22 @@ def _boolean(text: str) -> np.bool_:
     return np.bool_(text == "true")
 
 
-def _unsigned(text: str) -> np.uint32:
-    number = int(text)
-    if not 0 <= number < 2**32:  # NumPy before 2 would take it modulo 2**32
+def _integer(text: str, kind: type[np.integer[Any]] = np.uint32) -> np.integer[Any]:
+    number, limits = int(text), np.iinfo(kind)
+    if not limits.min <= number <= limits.max:  # NumPy before 2 would wrap around
         raise ValueError
-    return np.uint32(number)
+    return kind(number)
 
 
-def _finite(text: str) -> np.float32:
+def _finite(text: str, kind: type[np.floating[Any]] = np.float32) -> np.floating[Any]:
     number = float(text)
-    if not abs(number) <= float(np.finfo(np.float32).max):
+    if not abs(number) <= float(np.finfo(kind).max):
         raise ValueError
-    return np.float32(number)
+    return kind(number)
 
 
 TYPES: dict[str, Callable[[str], Any]] = {  # the types of GGUF that llama-quantize stores
-    "int": _unsigned,
+    "int": _integer,
     "float": _finite,
     "bool": _boolean,
     "str": str,
@@ -72,9 +72,11 @@ def parse_override(text: str, old: Mapping[str, Any] = {}, option: str = "--over
     try:
         if not key or not colon or kind not in TYPES:
             raise ValueError
-        for name, kinds, number in (("int", np.integer, int), ("float", np.floating, float)):
-            if kind == name and isinstance(old.get(key), kinds):
-                return key, type(old[key])(number(value))
+        present = old.get(key)
+        if kind == "int" and isinstance(present, np.integer):
+            return key, _integer(value, type(present))
+        if kind == "float" and isinstance(present, np.floating):
+            return key, _finite(value, type(present))
         return key, TYPES[kind](value)
     except (ValueError, OverflowError):
         raise QgemmError(f"{option} {shown(text)} is not KEY=TYPE:VALUE, TYPE {', '.join(TYPES)}") from None
