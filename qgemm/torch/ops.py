@@ -22,9 +22,9 @@ from functools import lru_cache
 
 import torch
 
-from qgemm.backend import PRODUCTS
 from qgemm.cuda.layout.tile import ROWS
 from qgemm.experts import moe
+from qgemm.ops import matmul
 from qgemm.packed import Packed
 from qgemm.placement import described
 
@@ -70,8 +70,7 @@ def product(
     x: torch.Tensor, packed: Packed, bias: torch.Tensor | None, activation: str, wide: bool = False
 ) -> torch.Tensor:
     """y [..., N] = x [..., K] @ W.T + bias as a new tensor, in x's dtype or, if wide, in float32; no gradient."""
-    dtype = torch.float32 if wide else x.dtype
-    return PRODUCTS[type(packed)].product(packed, x, activation, bias, None, None, dtype)
+    return matmul(x, packed, activation, bias=bias, dtype=torch.float32 if wide else x.dtype)  # type: ignore[call-overload]
 
 
 def dense(weight: torch.Tensor, format: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
