@@ -256,7 +256,8 @@ def test_a_slow_compiler_is_no_broken_one(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "_stopped", [])
     monkeypatch.setattr(library, "_own", lambda by: True)
     load = library.Loader(lambda: library.library(POOL))
-    with pytest.warns(RuntimeWarning, match=f"the next one compiles again: {by.command[0]} was stopped after 300 s"):
+    rule = f"the next one compiles again: {by.command[0]} was stopped after {compiler.TIMEOUT} s"
+    with pytest.warns(RuntimeWarning, match=rule):
         assert load() is None
     assert not library.reason()
     assert load() is load() is not None
