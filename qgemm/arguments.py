@@ -5,7 +5,7 @@ Nothing here knows a class of weights or a device: placement.py has the checks t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from math import prod
 from typing import Any, Literal, NamedTuple, Protocol
@@ -254,3 +254,13 @@ def check_not_scalar(x: NDArray[Any]) -> NDArray[Any]:
     if x.ndim == 0:
         raise ShapeError("x is a scalar; it needs the shape [..., K]")
     return x
+
+
+def all_like(guards: Sequence[Callable[[Any], bool]]) -> Callable[..., bool]:
+    """A call on as many arrays as there are guards: whether each guard accepts its array. One and two need no loop."""
+    if len(guards) == 1:
+        return guards[0]
+    if len(guards) == 2:
+        first, second = guards
+        return lambda a, b: first(a) and second(b)
+    return lambda *arrays: all([guard(array) for guard, array in zip(guards, arrays)])  # noqa: B905 - strict is slow

@@ -85,6 +85,7 @@ def weights_of(tensors: Mapping[str, Packed] | Iterable[Packed] | Packed) -> lis
 
 
 def rows_of(m: int | Iterable[int] | None) -> Sequence[int] | None:
+    """The numbers of rows of an argument m, in order; None for all. UnsupportedError for one below 1."""
     if m is None:
         return None
     try:

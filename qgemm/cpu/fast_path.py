@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qgemm.arguments import Array, Epilogue, Gated, Request, one_product, several_products
+from qgemm.arguments import Array, Epilogue, Gated, Request, all_like, one_product, several_products
 from qgemm.codec import q8_1_f32
 from qgemm.codec.float_types import DType, dtype_name
 from qgemm.tensor import Tensor
@@ -246,13 +246,7 @@ def like_in_python(arrays: Sequence[Any]) -> Callable[..., bool]:
         expected = facts(array)
         return lambda x: type(x) is kind and facts(x) == expected
 
-    guards = [like_one(array) for array in arrays]
-    if len(guards) == 1:
-        return guards[0]
-    if len(guards) == 2:
-        first, second = guards
-        return lambda a, b: first(a) and second(b)
-    return lambda *others: all([is_like(array) for is_like, array in zip(guards, others)])  # noqa: B905 - strict is slow
+    return all_like([like_one(array) for array in arrays])
 
 
 def _numpy_facts(x: NDArray[Any]) -> Any:

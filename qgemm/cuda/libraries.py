@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qgemm.arguments import all_like
 from qgemm.codec.float_types import dtype_name, float_dtype
 
 from . import devices
@@ -272,13 +273,7 @@ def _stream_of_torch(torch: ModuleType, stream: int, device: int) -> AbstractCon
 
 def _like(guard: Callable[[Array], Callable[[Array], bool]], arrays: Sequence[Array]) -> Callable[..., bool]:
     """Library.like in Python. guard: an array -> whether another is like it."""
-    guards = [guard(array) for array in arrays]
-    if len(guards) == 1:
-        return guards[0]
-    if len(guards) == 2:
-        first, second = guards
-        return lambda a, b: first(a) and second(b)
-    return lambda *others: all([is_like(array) for is_like, array in zip(guards, others)])  # noqa: B905  faster so
+    return all_like([guard(array) for array in arrays])
 
 
 def _like_one_of_cupy(array: Array) -> Callable[[Array], bool]:
