@@ -98,7 +98,8 @@ def test_one_write_within_a_sector(path, monkeypatch):
 def test_a_right_value_writes_nothing(path):
     before = path.stat()
     assert qgemm.set_metadata(path, {"name": "first"})
-    assert path.stat() == before
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns, after.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
 
 
 def test_a_hard_link_keeps_the_old_file(path, tmp_path):

@@ -1,4 +1,4 @@
-// redux.sync (sm_80 and later): the largest value over the lanes of the warp.
+// redux.sync: the largest value over the lanes of the warp; by shuffles before sm_80.
 #pragma once
 
 #include "types.cuh"
@@ -6,7 +6,7 @@
 namespace qgemm {
 
 __device__ inline u32 redux_sync_max(u32 value) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     u32 largest;
     asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(value));
     return largest;

@@ -50,7 +50,7 @@ __device__ __forceinline__ void apply_x_factors(const Warpgroup<Config>& wg, typ
         wg.warpgroup_barrier();
 #pragma unroll
         for (int i = 0; i < Config::ACC_SIZE; i += 4) {  // tokens 2t and 2t + 1 of row g, then of row g + 8
-            const float2 pair = *reinterpret_cast<const float2*>(&factors[2 * i + wg.lane % 4 * 2]);
+            const float2 pair = *reinterpret_cast<const float2*>(&factors[2 * i + wg.thread % 4 * 2]);
             acc[i] *= pair.x, acc[i + 1] *= pair.y, acc[i + 2] *= pair.x, acc[i + 3] *= pair.y;
         }
         wg.warpgroup_barrier();  // the factors are read
