@@ -89,7 +89,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "experts_per_token": OPTIONAL_COUNT,
         **dict.fromkeys(("n_embd", "n_embed"), SIZE),
         **dict.fromkeys(("n_layer", "n_head", "num_kv_heads", "n_head_kv"), COUNT),
-        **dict.fromkeys(("n_positions", "seq_length", "model_max_length"), POSITIONS),
+        **dict.fromkeys(("n_positions", "seq_length", "model_max_length", "max_trained_positions"), POSITIONS),
         **dict.fromkeys(("n_inner", "ffn_hidden_size", "shared_expert_intermediate_size"), whole(0, 2**24)),
         "shared_intermediate_size": whole(0, 2**24),
         **dict.fromkeys(
@@ -113,7 +113,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(("block_auto_adjust_ff_dim", "tie_embedding"), FLAG),
         "layer_types": list_of(TEXT),
         "vision_config": section("vision"),
-        "moe_layer_interval": COUNT,
+        **dict.fromkeys(("moe_layer_interval", "moe_top_k"), COUNT),
+        "moe_every_n_layers": whole(-1, 2**16),  # 0 and -1: no layer has experts
         **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), OPTIONAL_COUNT),
         **dict.fromkeys(
             ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), whole(0, 2**20)
@@ -170,6 +171,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "high_freq_factor": FACTOR,
         "long_factor": list_of(FACTOR),
         "short_factor": list_of(FACTOR),
+        **dict.fromkeys(("long_mscale", "short_mscale"), FACTOR),
     },
 }
 

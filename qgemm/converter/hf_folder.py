@@ -62,6 +62,7 @@ def config_of(where: str, values: Mapping[str, Any]) -> tuple[Config, Architectu
         rule += "; the .safetensors files in the folder convert under their own names"
         raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
     check_config(where, values)
+    architecture = architecture.variant(values) or architecture
     config = architecture.config(where, values)
     check_rules(config, architecture.rules, architecture.read_rotary)
     return config, architecture

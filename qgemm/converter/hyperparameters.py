@@ -204,7 +204,7 @@ PHI3_TRAINED = 4096  # original_max_position_embeddings of a Phi3Config that lea
 
 
 def phi3_keys(config: Config, writer: GGUFWriter) -> None:
-    """Write the keys of phi3, whose long context has factors of its own."""
+    """Write the keys of phi 3 and phi moe, whose long context has factors of its own."""
     context, rope = config.need("max_position_embeddings"), config.rope
     trained = config.integer("original_max_position_embeddings") or rope.integer("original_max_position_embeddings")
     if rope_kind(rope) == "longrope":
@@ -215,7 +215,15 @@ def phi3_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_sliding_window(config.integer("sliding_window") or 0)  # llama.cpp recognizes phi 4 by the 0
     if rope_kind(rope) == "longrope":
         scale = context / (trained or context)
-        writer.add_rope_scaling_attn_factors(sqrt(1 + log(scale) / log(trained or context)) if scale > 1 else 1.0)
+        factor = sqrt(1 + log(scale) / log(trained or context)) if scale > 1 else 1.0
+        writer.add_rope_scaling_attn_factors(rope.number("short_mscale") or factor)
+
+
+def zero_biases(config: Config, sizes: Mapping[str, int]) -> Mapping[str, Floats]:
+    """The biases that llama.cpp adds in every phi moe, for a checkpoint without them."""
+    layers = range(config.need("num_hidden_layers"))
+    shapes = {"output.bias": "V", **{f"blk.{layer}.attn_output.bias": "E" for layer in layers}}
+    return {name: np.zeros(sizes[letter], np.float32) for name, letter in shapes.items()}
 
 
 def llama_keys(config: Config, writer: GGUFWriter) -> None:
