@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 
+import class_folders
 import numpy as np
 import pytest
 from files import model, safetensors
 from helpers import normal
-from hf_folders import LLAMA3, D, E, F, G, H, folder, tensors_of
+from hf_folders import FOLDERS, LLAMA3, D, E, F, G, H, folder, tensors_of
 from ml_dtypes import bfloat16
 
 import qgemm
 from qgemm.converter.gguf_to_folder import INVERSES
 from qgemm.errors import CheckpointError, QgemmError
 
-CLASSES = [inverse.name for inverse in INVERSES.values()]
+CLASSES = sorted({inverse.name for classes in INVERSES.values() for inverse in classes})
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16}
 
 
@@ -41,20 +42,35 @@ def keys_of(path):
         return {key: np.asarray(value).tolist() for key, value in file.metadata.items() if key != "general.name"}
 
 
-@pytest.mark.parametrize("kind", DTYPES)
+def source_of(path, name, kind="f32"):
+    """A folder of a class with random tensors."""
+    folder_of, tensors = (folder, tensors_of(name)) if name in FOLDERS else (
+        class_folders.folder, class_folders.tensors_of(name)
+    )  # fmt: skip
+    return folder_of(path, name, {key: w.astype(DTYPES[kind]) for key, w in tensors.items()})
+
+
 @pytest.mark.parametrize("name", CLASSES)
-def test_there_and_back(name, kind, tmp_path):
+def test_there_and_back(name, tmp_path):
     """Tensors have the same bytes, and the folder becomes the same file."""
-    tensors = {key: w.astype(DTYPES[kind]) for key, w in tensors_of(name).items()}
-    source = folder(tmp_path / "m", name, tensors)
-    back = there_and_back(tmp_path, source, kind)
+    source = source_of(tmp_path / "m", name)
+    back = there_and_back(tmp_path, source, "f32")
     assert_same_tensors(source, back)
     assert sorted(path.name for path in back.iterdir()) == ["config.json", "model.safetensors"]
     config = json.loads((back / "config.json").read_text())
     assert config["architectures"] == [name]
-    assert config["dtype"] == np.dtype(DTYPES[kind]).name
-    qgemm.convert(back, tmp_path / "again.gguf", kind)
+    qgemm.convert(back, tmp_path / "again.gguf", "f32")
     assert keys_of(tmp_path / "again.gguf") == keys_of(tmp_path / "m.gguf")
+    assert (tmp_path / "again.gguf").read_bytes()[-4096:] == (tmp_path / "m.gguf").read_bytes()[-4096:]
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma3ForCausalLM", "GraniteMoeForCausalLM", "GPT2LMHeadModel"])
+def test_there_and_back_in_16_bits(name, kind, tmp_path):
+    source = source_of(tmp_path / "m", name, kind)
+    back = there_and_back(tmp_path, source, kind)
+    assert_same_tensors(source, back)
+    assert json.loads((back / "config.json").read_text())["dtype"] == np.dtype(DTYPES[kind]).name
 
 
 @pytest.mark.parametrize(
@@ -113,6 +129,27 @@ def test_quantized_tensors_are_decoded(run, tmp_path):
         qgemm.convert(tmp_path / "m.gguf", tmp_path / "back", "f32", layout="huggingface")
 
 
+def test_quantized_experts_are_decoded_one_by_one(tmp_path):
+    source = source_of(tmp_path / "m", "Qwen2MoeForCausalLM")
+    qgemm.convert(source, tmp_path / "m.gguf", "q8_0")
+    qgemm.convert(tmp_path / "m.gguf", tmp_path / "back", "f32", layout="huggingface")
+    with qgemm.open(tmp_path / "m.gguf") as file, qgemm.load(tmp_path / "back") as back:
+        for part in ("gate", "up", "down"):
+            experts = file[f"blk.1.ffn_{part}_exps.weight"].dequantize()
+            for i, expert in enumerate(experts):
+                name = f"model.layers.1.mlp.experts.{i}.{part}_proj.weight"
+                np.testing.assert_array_equal(back[name].dequantize(), expert)
+
+
+def test_a_part_of_a_fused_tensor_is_missing(tmp_path):
+    qgemm.convert(source_of(tmp_path / "m", "GraniteMoeForCausalLM"), tmp_path / "m.gguf", "f16")
+    qgemm.convert(tmp_path / "m.gguf", tmp_path / "part.gguf", "f16", drop=[r"blk\.1\.ffn_up_exps"])
+    with pytest.raises(
+        CheckpointError, match=r"ffn_gate_exps\.weight': is no part of model\.layers\.1\.block_sparse_moe"
+    ):
+        qgemm.convert(tmp_path / "part.gguf", tmp_path / "back", "f16", layout="huggingface")
+
+
 def test_chat_template(tmp_path):
     qgemm.convert(folder(tmp_path / "m", "Qwen3ForCausalLM"), tmp_path / "m.gguf", "f16")
     qgemm.set_metadata(tmp_path / "m.gguf", {"tokenizer.chat_template": "{{ x }}", "tokenizer.ggml.eos_token_id": 7})
@@ -128,7 +165,10 @@ def test_chat_template(tmp_path):
         ({"qwen3.attention.value_length": 32}, "key 'qwen3.attention.value_length': '32' cannot be expressed"),
         ({"qwen3.attention.head_count_kv": [2, 1]}, "is no number, as the config needs"),
         ({"qwen3.feed_forward_length": 64}, "has shape"),
-        ({"general.architecture": "olmo2"}, "general.architecture: 'olmo2' does not become a folder, only llama"),
+        (
+            {"general.architecture": "qwen3next"},
+            "general.architecture: 'qwen3next' does not become a folder, only llama",
+        ),
     ],
 )
 def test_keys_that_a_config_cannot_express(values, rule, tmp_path):
