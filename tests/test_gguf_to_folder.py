@@ -141,6 +141,39 @@ def test_quantized_experts_are_decoded_one_by_one(tmp_path):
                 np.testing.assert_array_equal(back[name].dequantize(), expert)
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
+    source = source_of(tmp_path / "m", "Glm4MoeForCausalLM")
+    qgemm.convert(source, tmp_path / "m.gguf", "f32")
+    with qgemm.open(tmp_path / "m.gguf", copy=True) as file:
+        tensors = {name: tensor.dequantize() for name, tensor in file.items()}
+        metadata = dict(file.metadata)
+    metadata |= {"glm4moe.block_count": np.uint32(3), "glm4moe.nextn_predict_layers": np.uint32(1)}
+    tensors |= {"blk.2.nextn.eh_proj.weight": normal(64, 128), "blk.2.attn_norm.weight": normal(64)}
+    model(tmp_path / "further.gguf", tensors, metadata)
+    done = qgemm.convert(tmp_path / "further.gguf", tmp_path / "back", "f32", layout="huggingface")
+    assert_same_tensors(source, tmp_path / "back")
+    assert any("predict further tokens: blk.2" in note for note in done.notes)
+
+
+def test_keys_of_llama_cpps_own_converter(tmp_path):
+    """It writes one group of experts, both epsilons of Nemotron, no head size of GLM, and a matrix of one row."""
+    for name, values in (
+        ("Dots1ForCausalLM", {"dots1.expert_group_count": 1, "dots1.expert_group_used_count": 1}),
+        ("NemotronForCausalLM", {"nemotron.attention.layer_norm_rms_epsilon": np.float32(1e-5)}),
+        ("GlmForCausalLM", {"chatglm.attention.key_length": None, "chatglm.attention.value_length": None}),
+        ("Qwen2MoeForCausalLM", {}),
+    ):
+        source = source_of(tmp_path / name, name)
+        qgemm.convert(source, tmp_path / "m.gguf", "f32", force=True)
+        with qgemm.open(tmp_path / "m.gguf", copy=True) as file:
+            tensors = {key: tensor.dequantize() for key, tensor in file.items()}
+            metadata = {key: value for key, value in file.metadata.items() if values.get(key, value) is not None}
+        tensors = {key: w[None] if key.endswith("inp_shexp.weight") else w for key, w in tensors.items()}
+        model(tmp_path / "x.gguf", tensors, {**metadata, **{key: v for key, v in values.items() if v is not None}})
+        qgemm.convert(tmp_path / "x.gguf", tmp_path / f"{name}-back", "f32", layout="huggingface")
+        assert_same_tensors(source, tmp_path / f"{name}-back")
+
+
 def test_a_part_of_a_fused_tensor_is_missing(tmp_path):
     qgemm.convert(source_of(tmp_path / "m", "GraniteMoeForCausalLM"), tmp_path / "m.gguf", "f16")
     qgemm.convert(tmp_path / "m.gguf", tmp_path / "part.gguf", "f16", drop=[r"blk\.1\.ffn_up_exps"])

@@ -102,7 +102,7 @@ NUMBERS = {  # key of config.json -> key of the file after the architecture
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logit_scale": "logit_scale", "kv_lora_rank": "attention.kv_lora_rank",
     "q_lora_rank": "attention.q_lora_rank", "v_head_dim": "attention.value_length_mla",
-    "qk_head_dim": "attention.key_length_mla",
+    "qk_head_dim": "attention.key_length_mla", "llama_4_scaling_beta": "attention.temperature_scale",
 }  # fmt: skip
 SCALES_BY_SHARE = {"gemma2": 46, "gemma3_text": 62}  # model_type -> layers of the model that scales by another size
 
@@ -137,6 +137,16 @@ def latent_attention(document: Document) -> None:
     scaling = document.get("rope_scaling", {})
     if "mscale_all_dim" in scaling:
         scaling["mscale"] = scaling["mscale_all_dim"] = round(10 * scaling["mscale_all_dim"], 6)
+
+
+def ministral(document: Document) -> None:
+    """Move the factor of queries at late positions into the settings of rotary embeddings; both mscales are equal."""
+    no_window(document)
+    scaling, factor = document.get("rope_scaling", {}), document.pop("llama_4_scaling_beta", None)
+    if "mscale_all_dim" in scaling:
+        scaling["mscale"] = scaling["mscale_all_dim"]
+    if factor is not None:
+        document["rope_scaling"] = {**scaling, "llama_4_scaling_beta": factor}
 
 
 def falcon(document: Document) -> None:
@@ -246,6 +256,14 @@ INVERSES: Mapping[str, tuple[Inverse, ...]] = {  # general.architecture -> class
         "HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense",
         {**LLAMA, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     ),),
+    "hunyuan-moe": (Inverse(
+        "HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe",
+        {**LLAMA, **experts("mlp", "gate_proj", "up_proj", "down_proj", "gate.wg"), **shared("mlp.shared_mlp"),
+         "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        names={"num_experts_per_tok": "moe_topk", "n_shared_experts": "num_shared_expert", "moe_intermediate_size": "",
+               "shared_expert_intermediate_size": ""},
+    ),),
+    "mistral3": (Inverse("Ministral3ForCausalLM", "ministral3", LLAMA, finish=ministral),),
     "ernie4_5": (Inverse("Ernie4_5ForCausalLM", "ernie4_5", LLAMA),),
     "ernie4_5-moe": (Inverse(
         "Ernie4_5_MoeForCausalLM", "ernie4_5_moe",

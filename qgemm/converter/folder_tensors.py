@@ -56,7 +56,7 @@ class Restorer:
     def _restored(self, parts: Sequence[Part]) -> Weight:
         target, stem, end, weight = parts[0]
         if f"{stem}.{end}" in self.inverse.one_row:
-            return reshaped(weight, (1, *weight.shape))
+            return reshaped(weight, (1, weight.size))
         if weight.name.endswith("norm.weight"):
             plus_one = self.model.architecture.norms_plus_one
             return map_numbers(weight, lambda numbers: numbers - np.float32(1)) if plus_one else weight

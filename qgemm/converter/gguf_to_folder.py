@@ -19,6 +19,7 @@ from gguf.constants import Keys
 from qgemm.codec.format import Format
 from qgemm.errors import CheckpointError, QgemmError
 from qgemm.files.paths import shown, shown_path
+from qgemm.text import names_in_short
 
 from .architecture_record import Architecture
 from .architectures import ARCHITECTURES
@@ -59,7 +60,7 @@ class _File:
     """A .gguf model that becomes a folder."""
 
     def __init__(self, source: Source, fmt: Format) -> None:
-        self.source, self.fmt = source, fmt
+        self.fmt = fmt
         self.where = shown_path(source.path)
         if not source.is_gguf:
             raise QgemmError(f"{self.where}: is no .gguf file: --layout huggingface is for one that becomes a folder")
@@ -69,6 +70,7 @@ class _File:
             raise CheckpointError(f"{self.where}: general.architecture: {rule}")
         if EMBEDDING not in source.weights:
             raise self._refusal(f"tensor {shown(EMBEDDING)}", "is missing")
+        self.source = _without_further_layers(source, self.architecture)
         self.inverse = self._inverse()
 
     def _inverse(self) -> Inverse:
@@ -144,6 +146,8 @@ class _File:
             document |= self._long_context()
         elif scaling := self._scaling(document):
             document["rope_scaling"] = scaling
+        if "head_dim" in ARCHITECTURES[self.inverse.name].defaults:
+            document.setdefault("head_dim", _head_dim(document))
         document |= self._rotated(document)
         self.inverse.finish(document)
         for key, name in self.inverse.names.items():
@@ -159,10 +163,8 @@ class _File:
             return {}
         if "kv_lora_rank" in document:
             return {"rope.dimension_count": rotated}
-        share = document.get("hidden_size", 0) // max(document.get("num_attention_heads", 1), 1)
-        head = document.get("head_dim", share)
-        architecture = ARCHITECTURES[self.inverse.name]
-        partial = "partial_rotary_factor" in architecture.read_rotary or rotated != head
+        head = document.get("head_dim", _head_dim(document))
+        partial = "partial_rotary_factor" in ARCHITECTURES[self.inverse.name].read_rotary or rotated != head
         return {"partial_rotary_factor": rotated / head} if partial and head else {}
 
     def _long_context(self) -> dict[str, Any]:
@@ -216,7 +218,9 @@ class _File:
         implied = {  # values that a file without these keys has as well
             "vocab_size": config.need("vocab_size"), "rope.dimension_count": config.head_dim,
             "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
-            "attention.head_count_kv": heads, "rope.scaling.type": "none",
+            "attention.head_count_kv": heads, "rope.scaling.type": "none", "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "attention.layer_norm_rms_epsilon": keys.get(f"{self.architecture}.attention.layer_norm_epsilon"),
         }  # fmt: skip
         values: dict[str, Any] = {f"{self.architecture}.{key}": value for key, value in implied.items()}
         values |= keys
@@ -252,3 +256,23 @@ class _File:
 
     def _refusal(self, subject: str, rule: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {subject}: {rule}")
+
+
+def _without_further_layers(source: Source, architecture: str) -> Source:
+    """The source without the last layers where they predict the token after the next one; transformers has none."""
+    further, blocks = f"{architecture}.nextn_predict_layers", f"{architecture}.block_count"
+    count = int(source.metadata.get(further) or 0)
+    if not count:
+        return source
+    layers = source.metadata[blocks] - count
+    dropped = [name for name in source.weights if (layer := LAYER.match(name)) and int(layer[1]) >= layers]
+    metadata = {key: value for key, value in source.metadata.items() if key != further} | {blocks: layers}
+    note = f"left out, since they predict further tokens: {names_in_short(dropped)}"
+    weights = {name: weight for name, weight in source.weights.items() if name not in set(dropped)}
+    return replace(source, weights=weights, metadata=metadata, notes=[*source.notes, note])
+
+
+def _head_dim(document: Mapping[str, Any]) -> int:
+    """The size of a head of a config that does not have it."""
+    size: int = document.get("hidden_size", 0) // max(document.get("num_attention_heads", 1), 1)
+    return size
