@@ -78,6 +78,8 @@ def test_there_and_back_in_16_bits(name, kind, tmp_path):
     [
         ("LlamaForCausalLM", {"rope_scaling": None}),
         ("LlamaForCausalLM", {"rope_scaling": {**LLAMA3, "factor": 32.0, "original_max_position_embeddings": 8192}}),
+        ("LlamaForCausalLM", {"rope_scaling": {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0,
+                                               "original_max_position_embeddings": 8192}}),
         ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
         ("Qwen2ForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0,
                                                "original_max_position_embeddings": 128}}),

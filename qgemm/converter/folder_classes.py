@@ -149,6 +149,11 @@ def ministral(document: Document) -> None:
         document["rope_scaling"] = {**scaling, "llama_4_scaling_beta": factor}
 
 
+def llama4(document: Document) -> None:
+    """Add whether heads are normed, which llama.cpp tells by the number of experts."""
+    document["use_qk_norm"] = document.get("num_experts") != 128
+
+
 def falcon(document: Document) -> None:
     """Add whether one head of keys and values serves all queries."""
     document["multi_query"] = document.get("num_key_value_heads") == 1
@@ -212,6 +217,17 @@ INVERSES: Mapping[str, tuple[Inverse, ...]] = {  # general.architecture -> class
         Inverse("MixtralForCausalLM", "mixtral", {**LLAMA, **MIXTRAL}, marker="expert_count", names=LOCAL),
         Inverse("LlamaForCausalLM", "llama", LLAMA, LLAMA_BIASES),
     ),
+    "llama4": (Inverse(
+        "Llama4ForCausalLM", "llama4_text",
+        {**LLAMA, "ffn_gate": "feed_forward.gate_proj", "ffn_up": "feed_forward.up_proj",
+         "ffn_down": "feed_forward.down_proj", "ffn_gate_inp": "feed_forward.router",
+         **shared("feed_forward.shared_expert"), "ffn_gate_exps.weight": "feed_forward.experts.gate_up_proj",
+         "ffn_up_exps.weight": "feed_forward.experts.gate_up_proj",
+         "ffn_down_exps.weight": "feed_forward.experts.down_proj"},
+        names={**LOCAL, "intermediate_size": "intermediate_size_mlp", "moe_intermediate_size": "intermediate_size",
+               "moe_layer_interval": "interleave_moe_layer_step"},
+        finish=llama4, transposed=("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+    ),),
     "qwen2": (Inverse("Qwen2ForCausalLM", "qwen2", LLAMA),),
     "qwen2moe": (Inverse(
         "Qwen2MoeForCausalLM", "qwen2_moe",

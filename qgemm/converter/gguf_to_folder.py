@@ -38,9 +38,9 @@ SCALING = {  # key of rope_scaling -> key of the file after the architecture and
     "extrapolation_factor": "yarn_ext_factor", "attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow", "mscale_all_dim": "yarn_log_multiplier",
 }  # fmt: skip
-LLAMA3 = tuple(  # the scalings of Llama 3.1 to 3.3; their factors are a tensor of the file
-    {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-     "original_max_position_embeddings": 8192} for factor in (8.0, 32.0)
+LLAMA3 = tuple(  # the scalings of Llama 3.1 to 3.3 and of Llama 4; their factors are a tensor of the file
+    {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": high,
+     "original_max_position_embeddings": 8192} for factor, high in ((8.0, 4.0), (32.0, 4.0), (16.0, 1.0))
 )  # fmt: skip
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 WITH_TRAINED = ("phi3", "phimoe")  # architectures whose config has the trained context besides rope_scaling
@@ -192,7 +192,7 @@ class _File:
                 config = Config(self.where, {**document, "rope_scaling": scaling})
                 if np.array_equal(llama3_factors(config)[FACTORS], stored):
                     return dict(scaling)
-            raise self._refusal(f"tensor {shown(FACTORS)}", "holds no factors of Llama 3.1 to 3.3")
+            raise self._refusal(f"tensor {shown(FACTORS)}", "holds no factors of Llama 3.1 to 3.3 or 4")
         kind = self.source.metadata.get(f"{self.architecture}.rope.scaling.type", "none")
         if kind == "none":
             return {}

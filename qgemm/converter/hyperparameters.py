@@ -161,17 +161,18 @@ def rope_kind(rope: Config) -> str:
 def llama3_factors(config: Config) -> dict[str, Floats]:
     """The tensor of llama 3's divisors of rotary frequencies, [head_dim / 2], by its name.
 
-    Wavelengths beyond the original training context are stretched by `factor`, short ones stay, and those between are
-    interpolated.
+    Wavelengths beyond the original training context are stretched by `factor`, short ones stay, and those between, if
+    the two limits differ, are interpolated.
     """
     rope, dim = config.rope, config.head_dim
     base = rope.number("rope_theta") or config.number("rope_theta") or 10000.0
     factor, low, high = (rope.need_number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = rope.integer("original_max_position_embeddings") or 8192
     wavelengths = 2 * pi * base ** (np.arange(0, dim, 2) / dim)
-    if high <= low:
-        raise rope.refusal("high_freq_factor", high, f"is not above the low_freq_factor, {low}")
-    smooth = np.clip((trained / wavelengths - low) / (high - low), 0, 1)
+    if high < low:
+        raise rope.refusal("high_freq_factor", high, f"is below the low_freq_factor, {low}")
+    turns = trained / wavelengths
+    smooth = np.clip((turns - low) / (high - low), 0, 1) if high > low else turns > low  # equal in Llama 4
     factors: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
     return {"rope_freqs.weight": factors.astype(np.float32)}
 
