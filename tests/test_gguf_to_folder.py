@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 
 import class_folders
 import numpy as np
@@ -183,6 +184,52 @@ def test_a_part_of_a_fused_tensor_is_missing(tmp_path):
         CheckpointError, match=r"ffn_gate_exps\.weight': is no part of model\.layers\.1\.block_sparse_moe"
     ):
         qgemm.convert(tmp_path / "part.gguf", tmp_path / "back", "f16", layout="huggingface")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape", "rule"),
+    [
+        ("Qwen2MoeForCausalLM", "blk.1.ffn_gate_exps.weight", (64,), r"has shape \(64,\), where 3 axes are needed"),
+        ("GptOssForCausalLM", "blk.1.ffn_up_exps.weight", (64,), r"has shape \(64,\), where 2 or 3 axes are needed"),
+        ("GptOssForCausalLM", "blk.1.ffn_up_exps.weight", (2, 96, 64), "does not fit the other parts of"),
+        ("DeepseekV3ForCausalLM", "blk.1.attn_k_b.weight", (64,), r"has shape \(64,\), where 2 or 3 axes are needed"),
+        ("DeepseekV3ForCausalLM", "blk.1.attn_k_b.weight", (4, 32, 8), "is no part|has 128 rows"),
+        ("GPT2LMHeadModel", "blk.1.attn_qkv.weight", (64,), "where 2 axes are needed"),
+        ("BloomForCausalLM", "blk.1.attn_qkv.weight", (191, 64), "has 191 rows, not 4 groups of 3 heads"),
+        ("LlamaForCausalLM", "blk.1.attn_q.weight", (63, 64), "has 63 rows, not 4 heads of pairs"),
+    ],
+)
+def test_tensors_of_other_shapes(name, tensor, shape, rule, tmp_path):
+    qgemm.convert(source_of(tmp_path / "m", name), tmp_path / "m.gguf", "f32")
+    with qgemm.open(tmp_path / "m.gguf", copy=True) as file:
+        tensors = {key: values.dequantize() for key, values in file.items()}
+        model(tmp_path / "x.gguf", {**tensors, tensor: normal(*shape)}, dict(file.metadata))
+    with pytest.raises(CheckpointError, match=rule):
+        qgemm.convert(tmp_path / "x.gguf", tmp_path / "back", "f32", layout="huggingface")
+
+
+@pytest.mark.parametrize("key", ["block_count", "nextn_predict_layers", "attention.head_count", "expert_count",
+                                 "rope.dimension_count", "attention.key_length_mla"])  # fmt: skip
+@pytest.mark.parametrize("value", [0, -1, 2**32 - 1, 1.5, float("inf"), float("nan"), "x", [1, 2], True])
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "Exaone4ForCausalLM"])
+def test_keys_of_any_value_are_refused(name, key, value, files, tmp_path):
+    """The file may be refused or, where the value fits, become a folder; no other error is raised."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(files[name])
+    architecture = {"DeepseekV3ForCausalLM": "deepseek2", "Exaone4ForCausalLM": "exaone4"}[name]
+    with suppress(QgemmError):
+        qgemm.set_metadata(path, {f"{architecture}.{key}": value})
+        qgemm.convert(path, tmp_path / "back", "f32", layout="huggingface")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The .gguf files of two classes."""
+    path = tmp_path_factory.mktemp("files")
+    names = "DeepseekV3ForCausalLM", "Exaone4ForCausalLM"
+    for name in names:
+        qgemm.convert(source_of(path / name, name), path / f"{name}.gguf", "f32")
+    return {name: (path / f"{name}.gguf").read_bytes() for name in names}
 
 
 def test_chat_template(tmp_path):

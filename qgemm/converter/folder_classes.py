@@ -104,6 +104,7 @@ NUMBERS = {  # key of config.json -> key of the file after the architecture
     "q_lora_rank": "attention.q_lora_rank", "v_head_dim": "attention.value_length_mla",
     "qk_head_dim": "attention.key_length_mla", "llama_4_scaling_beta": "attention.temperature_scale",
 }  # fmt: skip
+MAX_LAYERS = 1 << 16  # as config_keys.py allows
 SCALES_BY_SHARE = {"gemma2": 46, "gemma3_text": 62}  # model_type -> layers of the model that scales by another size
 
 
@@ -122,8 +123,9 @@ def no_window(document: Document) -> None:
 def exaone(document: Document) -> None:
     """Add the kinds of layers to a config without a window, from which transformers does not derive them."""
     no_window(document)
-    if document["sliding_window"] is None:
-        document["layer_types"] = [FULL] * document.get("num_hidden_layers", 0)
+    layers = document.get("num_hidden_layers")
+    if document["sliding_window"] is None and type(layers) is int and 0 < layers <= MAX_LAYERS:
+        document["layer_types"] = [FULL] * layers
 
 
 def latent_attention(document: Document) -> None:

@@ -48,6 +48,7 @@ class Restorer:
         """The tensors of the folder that the parts of one become; several for experts."""
         part = parts[0]
         if "{}" in part.target:
+            self._check_axes(part, 3)
             for expert in range(part.weight.shape[0]):
                 yield matrix_of(part.weight, expert, part.target.format(expert))
             return
@@ -65,7 +66,12 @@ class Restorer:
         stacked = STACKED in stem
         vector = len(weight.shape) == 1 + stacked
         transposed = end == "weight" and stem in self.inverse.transposed
+        for part in parts:
+            self._check_axes(part, *((2, 3) if stacked or part.stem in self.inverse.transposed_parts else (1, 2, 3)))
         matrices = [_matrix(part, stacked, part.stem in self.inverse.transposed_parts) for part in parts]
+        if len({(*matrix.shape[:-2], matrix.shape[-1]) for matrix in matrices}) > 1:
+            shapes = ", ".join(str(part.weight.shape) for part in parts)
+            raise self.model.refusal(weight.name, f"does not fit the other parts of {target}: {shapes}")
         rows = sum(matrix.shape[-2] for matrix in matrices)
         shape = (rows,) if vector else (1, rows) if transposed else (rows, 1)
         order = self._order(target, [part.weight.name for part in parts], (1, *shape) if stacked else shape)
@@ -76,6 +82,11 @@ class Restorer:
         if vector:
             return reshaped(joined, joined.shape[:-1])
         return transpose_matrices(joined) if transposed else joined
+
+    def _check_axes(self, part: Part, *allowed: int) -> None:
+        if len(part.weight.shape) not in allowed:
+            rule = f"has shape {part.weight.shape}, where {' or '.join(map(str, allowed))} axes are needed"
+            raise self.model.refusal(part.weight.name, rule)
 
     def _order(self, target: str, names: Sequence[str], shape: tuple[int, ...]) -> NDArray[np.intp]:
         """Each row of the folder's matrix, of one expert, by its number among the rows of the file's tensors.

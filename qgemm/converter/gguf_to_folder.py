@@ -43,6 +43,7 @@ LLAMA3 = tuple(  # the scalings of Llama 3.1 to 3.3 and of Llama 4; their factor
      "original_max_position_embeddings": 8192} for factor, high in ((8.0, 4.0), (32.0, 4.0), (16.0, 1.0))
 )  # fmt: skip
 FACTORS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+FURTHER, BLOCKS = "nextn_predict_layers", "block_count"  # keys after the architecture
 WITH_TRAINED = ("phi3", "phimoe")  # architectures whose config has the trained context besides rope_scaling
 TOKENS = {"bos": Keys.Tokenizer.BOS_ID, "eos": Keys.Tokenizer.EOS_ID, "pad": Keys.Tokenizer.PAD_ID}
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -60,7 +61,7 @@ class _File:
     """A .gguf model that becomes a folder."""
 
     def __init__(self, source: Source, fmt: Format) -> None:
-        self.fmt = fmt
+        self.source, self.fmt = source, fmt
         self.where = shown_path(source.path)
         if not source.is_gguf:
             raise QgemmError(f"{self.where}: is no .gguf file: --layout huggingface is for one that becomes a folder")
@@ -70,8 +71,22 @@ class _File:
             raise CheckpointError(f"{self.where}: general.architecture: {rule}")
         if EMBEDDING not in source.weights:
             raise self._refusal(f"tensor {shown(EMBEDDING)}", "is missing")
-        self.source = _without_further_layers(source, self.architecture)
+        self.source = self._without_further_layers()
         self.inverse = self._inverse()
+
+    def _without_further_layers(self) -> Source:
+        """The source without the last layers where they predict the token after the next one: transformers has none."""
+        count, blocks = self._number(FURTHER), self._number(BLOCKS)
+        if not count or blocks is None or not 0 < count < blocks:
+            return self.source
+        weights = self.source.weights
+        dropped = [name for name in weights if (layer := LAYER.match(name)) and int(layer[1]) >= blocks - count]
+        key, metadata = f"{self.architecture}.{BLOCKS}", dict(self.source.metadata)
+        del metadata[f"{self.architecture}.{FURTHER}"]
+        metadata[key] = metadata[key] - metadata[key].dtype.type(count)
+        note = f"left out, since they predict further tokens: {names_in_short(dropped)}"
+        weights = {name: weight for name, weight in weights.items() if name not in set(dropped)}
+        return replace(self.source, weights=weights, metadata=metadata, notes=[*self.source.notes, note])
 
     def _inverse(self) -> Inverse:
         """The class of the architecture whose marker the file has."""
@@ -256,20 +271,6 @@ class _File:
 
     def _refusal(self, subject: str, rule: str) -> CheckpointError:
         return CheckpointError(f"{self.where}: {subject}: {rule}")
-
-
-def _without_further_layers(source: Source, architecture: str) -> Source:
-    """The source without the last layers where they predict the token after the next one; transformers has none."""
-    further, blocks = f"{architecture}.nextn_predict_layers", f"{architecture}.block_count"
-    count = int(source.metadata.get(further) or 0)
-    if not count:
-        return source
-    layers = source.metadata[blocks] - count
-    dropped = [name for name in source.weights if (layer := LAYER.match(name)) and int(layer[1]) >= layers]
-    metadata = {key: value for key, value in source.metadata.items() if key != further} | {blocks: layers}
-    note = f"left out, since they predict further tokens: {names_in_short(dropped)}"
-    weights = {name: weight for name, weight in source.weights.items() if name not in set(dropped)}
-    return replace(source, weights=weights, metadata=metadata, notes=[*source.notes, note])
 
 
 def _head_dim(document: Mapping[str, Any]) -> int:
