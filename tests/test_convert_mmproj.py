@@ -119,7 +119,9 @@ def test_image_settings_of_processor_config(tmp_path):
     (path / "processor_config.json").write_text(
         '{"image_processor": {"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}}'
     )
-    assert list(projector(path, tmp_path / "y.gguf").metadata["clip.vision.image_std"]) == [1, 1, 1]
+    stored = projector(path, tmp_path / "y.gguf").metadata["clip.vision.image_std"]
+    assert stored.tolist() == [1, 1, 1]
+    assert stored.dtype == np.float32
 
 
 VISION = [  # class, key of vision_config, a value that llama.cpp does not compute with

@@ -42,6 +42,7 @@ SAMPLING = {  # key of generation_config.json -> key of the file
     "min_p": "general.sampling.min_p", "repetition_penalty": "general.sampling.penalty_repeat",
 }  # fmt: skip
 ADDED = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+MAX_CHARACTERS = 4096  # of a token or a merge; the time to find the pairs of a token grows with their square
 USUAL = "the usual values stand for what a .gguf file does not tell of a tokenizer (docs/converting.md)"
 MISSING = "the folder has no tokenizer: add the files of the model's own"
 
@@ -55,10 +56,8 @@ class Files(NamedTuple):
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> Files:
     """The files of the tokenizer that the keys of a .gguf file describe, none where it cannot be restored."""
-    files: dict[str, bytes] = {}
     generation = generation_config(metadata)
-    if generation:
-        files[GENERATION] = _text(generation)
+    files = {GENERATION: _text(generation)} if generation else {}
     try:
         tokenizer = Tokenizer(metadata)
         files |= {TOKENIZER: _text(tokenizer.document(), indent=None), CONFIG: _text(tokenizer.config())}
@@ -68,7 +67,23 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> Files:
 
 
 def _text(document: Mapping[str, Any], indent: int | None = 2) -> bytes:
-    return (json.dumps(document, indent=indent, ensure_ascii=False) + "\n").encode("utf-8", "surrogateescape")
+    text = json.dumps(document, indent=indent, ensure_ascii=False) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError("a token or a template is no text in UTF-8") from None
+
+
+def _count(metadata: Mapping[str, Any], key: str) -> int | None:
+    """The value of a key that holds a whole number, None for any other."""
+    value = metadata.get(key)
+    return int(value) if isinstance(value, np.integer) else None
+
+
+def _flag(metadata: Mapping[str, Any], key: str, usual: bool) -> bool:
+    """The value of a key that holds a boolean, the usual one where there is none."""
+    value = metadata.get(key)
+    return bool(value) if isinstance(value, (bool, np.bool_)) else usual
 
 
 class Tokenizer:
@@ -80,15 +95,14 @@ class Tokenizer:
         self.pre = str(metadata.get(Keys.Tokenizer.PRE, "default"))
         if self.kind not in ENDS:
             raise CheckpointError(f"{Keys.Tokenizer.MODEL} {shown(self.kind)} does not become tokenizer.json")
-        texts = self._list(Keys.Tokenizer.LIST)
-        types = self._list(Keys.Tokenizer.TOKEN_TYPE)
+        texts, types = self._texts(Keys.Tokenizer.LIST), self._numbers(Keys.Tokenizer.TOKEN_TYPE)
         if len(types) != len(texts):
             raise CheckpointError(f"{Keys.Tokenizer.TOKEN_TYPE} has {len(types)} numbers for {len(texts)} tokens")
         self.tokens: dict[int, tuple[str, int]] = {}
         for number, (text, kind) in enumerate(zip(texts, types, strict=True)):
             padding = kind == TokenType.UNUSED and text == f"[PAD{number}]"  # rows of the embedding without a token
             if not padding:
-                self.tokens[number] = self._spelled(str(text), int(kind)), int(kind)
+                self.tokens[number] = self._spelled(text, int(kind)), int(kind)
         self.numbers = {text: number for number, (text, _) in self.tokens.items()}
         if len(self.numbers) != len(self.tokens):
             raise CheckpointError(f"{Keys.Tokenizer.LIST} has a text twice, which tokenizer.json cannot express")
@@ -96,10 +110,19 @@ class Tokenizer:
             if self._adds(role) and self._role(role) is None:
                 raise CheckpointError(f"{ADDS[role]} is true, and there is no such token")
 
-    def _list(self, key: str) -> Sequence[Any]:
+    def _texts(self, key: str) -> list[str]:
         values = self.metadata.get(key)
-        if not isinstance(values, (list, np.ndarray)):
-            raise CheckpointError(f"{key} is missing")
+        if not isinstance(values, list):
+            raise CheckpointError(f"{key} is missing, a list of texts")
+        long = next((text for text in values if len(text) > MAX_CHARACTERS), None)
+        if long is not None:
+            raise CheckpointError(f"{key} has a text of {len(long)} characters, {shown(long)}")
+        return values
+
+    def _numbers(self, key: str) -> Sequence[Any]:
+        values = self.metadata.get(key)
+        if not isinstance(values, np.ndarray):
+            raise CheckpointError(f"{key} is missing, a list of numbers")
         return list(values)
 
     def _spelled(self, text: str, kind: int) -> str:
@@ -116,18 +139,18 @@ class Tokenizer:
     @property
     def leading_space(self) -> bool:
         """Whether text gets a space in front."""
-        return bool(self.metadata.get(Keys.Tokenizer.ADD_PREFIX, self.kind in ("llama", "t5")))
+        return _flag(self.metadata, Keys.Tokenizer.ADD_PREFIX, self.kind in ("llama", "t5"))
 
     def _adds(self, role: str) -> bool:
         usual = role in (ENDS_BY_NAME.get(self.pre, ENDS[self.kind]) if self.kind == "gpt2" else ENDS[self.kind])
-        return bool(self.metadata.get(ADDS[role], usual))
+        return _flag(self.metadata, ADDS[role], usual)
 
     def _role(self, role: str) -> str | None:
         """The text of the token with a role."""
-        number = self.metadata.get(ROLES[role])
+        number = _count(self.metadata, ROLES[role])
         if number is None and role == "bos" and self.kind == "bert":
-            number = self.metadata.get(ROLES["cls"])
-        token = None if number is None else self.tokens.get(int(number))
+            number = _count(self.metadata, ROLES["cls"])
+        token = None if number is None else self.tokens.get(number)
         return None if token is None else token[0]
 
     def document(self) -> dict[str, Any]:
@@ -194,7 +217,7 @@ class Tokenizer:
 
     def _merges(self) -> list[list[str]]:
         """The merges of the file: pairs of texts."""
-        pairs = [str(merge).split(" ") for merge in self._list(Keys.Tokenizer.MERGES)]
+        pairs = [merge.split(" ") for merge in self._texts(Keys.Tokenizer.MERGES)]
         if any(len(pair) != 2 for pair in pairs):
             raise CheckpointError(f"{Keys.Tokenizer.MERGES} has an entry that is no pair")
         return pairs
@@ -242,7 +265,7 @@ class Tokenizer:
         return self._pieces([pair for pair in pairs if pair[0] in ranks and pair[1] in ranks])
 
     def _scores(self) -> Sequence[float]:
-        scores = [float(str(score)) for score in self._list(Keys.Tokenizer.SCORES)]
+        scores = [float(str(score)) for score in self._numbers(Keys.Tokenizer.SCORES)]
         if len(scores) <= max(self.tokens, default=-1):
             raise CheckpointError(f"{Keys.Tokenizer.SCORES} has {len(scores)} numbers, fewer than the tokens")
         return scores
@@ -258,10 +281,10 @@ class Tokenizer:
         }  # fmt: skip
         table = self.metadata.get(Keys.Tokenizer.PRECOMPILED_CHARSMAP)
         steps: list[dict[str, Any]] = []
-        if table is not None and len(table):
-            text = b64encode(bytes(bytearray(int(byte) & 255 for byte in table))).decode()
+        if isinstance(table, np.ndarray) and table.size:
+            text = b64encode(table.astype(np.uint8).tobytes()).decode()
             steps.append({"type": "Precompiled", "precompiled_charsmap": text})
-        if self.metadata.get(Keys.Tokenizer.REMOVE_EXTRA_WS):
+        if _flag(self.metadata, Keys.Tokenizer.REMOVE_EXTRA_WS, usual=False):
             steps += [{"type": "Strip", "strip_left": True, "strip_right": True},
                       {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]  # fmt: skip
         scheme = "always" if self.leading_space else "never"
@@ -281,13 +304,17 @@ class Tokenizer:
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The generation_config.json: the tokens that end a text, and the sampling that the file recommends."""
-    numbers = {role: metadata.get(ROLES[role]) for role in ("bos", "eos", "pad")}
-    config: dict[str, Any] = {f"{role}_token_id": int(value) for role, value in numbers.items() if value is not None}
-    turn = metadata.get(Keys.Tokenizer.EOT_ID)
-    if turn is not None and "eos_token_id" in config and int(turn) != config["eos_token_id"]:
-        config["eos_token_id"] = [config["eos_token_id"], int(turn)]
-    sampling = {key: metadata[stored] for key, stored in SAMPLING.items() if stored in metadata}
+    numbers = {role: _count(metadata, ROLES[role]) for role in ("bos", "eos", "pad")}
+    config: dict[str, Any] = {f"{role}_token_id": value for role, value in numbers.items() if value is not None}
+    turn = _count(metadata, Keys.Tokenizer.EOT_ID)
+    if turn is not None and numbers["eos"] not in (None, turn):
+        config["eos_token_id"] = [numbers["eos"], turn]
+    values = {key: metadata.get(stored) for key, stored in SAMPLING.items()}
+    sampling = {
+        key: int(value) if isinstance(value, np.integer) else float(str(value))
+        for key, value in values.items()
+        if isinstance(value, (np.integer, np.floating)) and np.isfinite(value)
+    }
     if sampling:
-        config["do_sample"] = True
-        config |= {key: json.loads(str(value)) for key, value in sampling.items()}
+        config |= {"do_sample": True, **sampling}
     return config

@@ -120,8 +120,8 @@ class VisionPart:
         writer.add_vision_feed_forward_length(config.need("intermediate_size"))
         writer.add_vision_block_count(self.layers)
         writer.add_vision_head_count(config.need("num_attention_heads"))
-        writer.add_vision_image_mean(self.images.value("image_mean"))
-        writer.add_vision_image_std(self.images.value("image_std"))
+        writer.add_vision_image_mean([float(number) for number in self.images.value("image_mean")])
+        writer.add_vision_image_std([float(number) for number in self.images.value("image_std")])
         writer.add_clip_projector_type(self.record.type)
         self.record.keys(config, writer)
 

@@ -97,6 +97,12 @@ def test_bpe_over_bytes(name, tmp_path):
         )
     save(tmp_path / "m", tokenizer)
     round_trip(tmp_path)
+    if name in ("llama-bpe", "qwen2", "gpt-2"):  # transformers' own reader of .gguf files knows them
+        witness = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+        back = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+        for text in TEXTS:
+            ids = [tokenizer.encode(text, add_special_tokens=False) for tokenizer in (witness, back)]
+            assert ids[0] == ids[1], text
 
 
 def pieces() -> dict[str, float]:
