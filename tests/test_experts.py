@@ -146,6 +146,17 @@ def test_experts_of_no_token_are_not_read():
     assert sorted(set(seen)) == [1, 4]
 
 
+@pytest.mark.parametrize("count", [8, 1000])
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_few_and_many_ids_are_checked(count, wrong):
+    """Few are grouped in Python, many by NumPy: an id that is no expert is named by both."""
+    (gate, *_), *_ = layer()
+    ids = np.zeros((count, 1), np.int32)
+    ids[count // 2] = wrong
+    with pytest.raises(IndexError, match=rf"ids are {min(wrong, 0)} to {max(wrong, 0)}, there are experts 0 to 4"):
+        qgemm.moe_matmul(np.ones((count, gate.shape[2]), np.float32), gate, ids)
+
+
 def test_errors_name_what_came_and_what_fits():
     (gate, up, down), ids, factors, x = layer()
 

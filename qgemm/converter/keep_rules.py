@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, Keys
@@ -60,8 +61,16 @@ class KeepRules(NamedTuple):
 
 def keep_rule(name: str, ndim: int, architecture: str) -> str:
     """The rule by which a tensor of a .gguf file keeps its type, "" if it is quantized."""
-    rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if architecture == GLM5 else ()), ("not a weight", r"(?<!weight)$")]
-    return "1-D" if ndim < 2 else next((rule for rule, pattern in rows if re.search(pattern, name)), "")
+    return (
+        "1-D" if ndim < 2 else next((rule for rule, kept in _compiled(architecture == GLM5) if kept.search(name)), "")
+    )
+
+
+@cache
+def _compiled(glm5: bool) -> list[tuple[str, re.Pattern[str]]]:
+    """The rules of .gguf files with their patterns: re.search with text looks each up in a cache, for every tensor."""
+    rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if glm5 else ()), ("not a weight", r"(?<!weight)$")]
+    return [(rule, re.compile(pattern)) for rule, pattern in rows]
 
 
 def rules_for(source: Source) -> KeepRules:
