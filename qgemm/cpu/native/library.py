@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from time import perf_counter
@@ -18,7 +19,7 @@ from qgemm.files.compiled import load_or_make
 from qgemm.locks import new_lock
 from qgemm.log import logger
 from qgemm.once import Once
-from qgemm.system.process import cpu, load_library, machine, setting
+from qgemm.system.process import after_fork, cpu, load_library, machine, setting
 from qgemm.version import pip_install
 
 from . import prebuilt
@@ -37,6 +38,8 @@ _warning = new_lock()
 _compiled = threading.local()  # count: libraries that this thread has compiled
 _failed: list[str] = []  # the reason of the first failure, once there was one
 _stopped: list[CompilerStopped] = []  # compilers that were stopped, which is no failure up to ATTEMPTS
+_started: dict[Source, Future[tuple[bytes, int]] | None] = {}  # libraries of `start`, None once `library` has one
+after_fork(_started.clear)  # a child has none of the threads
 
 
 def reason() -> str:
@@ -77,6 +80,28 @@ def library(source: Source) -> ctypes.CDLL | None:
         return _loaded.get(source, lambda: None if reason() else _library(source))
     except CompilerStopped:
         return None
+
+
+def start(source: Source) -> None:
+    """Begin to compile a library in another thread, once in a process; `library` waits for it, and has its errors."""
+    by = compiler()
+    if by is None or source in _started or source in _loaded.values or _stopped or reason() or not _own(by):
+        return
+    future: Future[tuple[bytes, int]] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result((built(by, source, NATIVE, cpu()), _count()))
+        except BaseException as error:
+            if isinstance(error, CompilerStopped):  # counts at once, also where nobody waits for this library
+                _stopped.append(error)
+            future.set_exception(error)
+
+    if _started.setdefault(source, future) is future:
+        try:
+            threading.Thread(target=work, name=f"qgemm compiles {source.name}").start()
+        except RuntimeError:  # no more threads: `library` compiles
+            _started[source] = None
 
 
 class Loader:
@@ -153,14 +178,18 @@ def _library(source: Source) -> ctypes.CDLL | None:
     try:
         if by is None:
             raise CompileError(f"no prebuilt library of {source.name}.c, and no C compiler")
-        return load_library(built(by, source, NATIVE, cpu()))
+        pending, _started[source] = _started.get(source), None
+        code, compilations = (built(by, source, NATIVE, cpu()), 0) if pending is None else pending.result()
+        _compiled.count = _count() + compilations
+        return load_library(code)
     except (QgemmError, OSError) as error:
         with _warning:
             if isinstance(error, CompilerStopped):
-                _stopped.append(error)
+                if error not in _stopped:
+                    _stopped.append(error)
                 if len(_stopped) < ATTEMPTS:
                     text = f"this product is slow, by NumPy, and the next one compiles again: {error}"
-                    warnings.warn(text, RuntimeWarning, stacklevel=5)
+                    warnings.warn(text, RuntimeWarning, stacklevel=4)  # shown once, whichever library it is
                     raise
             if not _failed:
                 problem = "there is" if by is None else "the C compiler failed:"
