@@ -138,6 +138,18 @@ def test_tensor_keeps_its_file_open(model):
     assert weight.blocks.shape == (64, 48)
 
 
+def test_blocks_are_viewed_once(model):
+    """Each product asks for them. The view does not outlive the file, nor serve another tensor at its offset."""
+    with open_gguf(model) as file:
+        tensor = file["blk.2.ffn_down.q4_0"]
+        shard, entry = tensor._blocks._shard, tensor._blocks._entry
+        assert tensor.blocks is tensor.blocks
+        other = entry._replace(shape=(entry.shape[-1],))
+        assert shard.blocks(other).shape == other.block_shape
+        assert_array_equal(shard.blocks(entry), tensor.blocks)
+    assert not shard._views
+
+
 def test_truncated_after_opening(model):
     with open_gguf(model) as file:
         os.truncate(model, 100)
