@@ -150,8 +150,11 @@ def test_blocks_are_viewed_once(model):
     assert not shard._views
 
 
-def test_truncated_after_opening(model):
+@pytest.mark.parametrize("viewed", [False, True])
+def test_truncated_after_opening(viewed, model):
     with open_gguf(model) as file:
+        if viewed:
+            assert all(tensor.blocks.nbytes for tensor in file.values())
         os.truncate(model, 100)
         for use in [lambda t=t: t.blocks for t in file.values()] + [lambda: dict(file.metadata)]:
             with pytest.raises(GGUFError, match=r"model\.gguf: changed since it was opened"):

@@ -15,7 +15,7 @@ from functools import cache
 from time import perf_counter
 
 from qgemm.errors import QgemmError
-from qgemm.files.compiled import load_or_make
+from qgemm.files.compiled import CODE, load, load_or_make
 from qgemm.locks import new_lock
 from qgemm.log import logger
 from qgemm.once import Once
@@ -104,6 +104,14 @@ def start(source: Source) -> None:
             _started[source] = None
 
 
+def at_hand(source: Source) -> bool:
+    """Whether `library` needs no compiler: the library is loaded, in the package or in the cache, or there is none."""
+    by = compiler()
+    if source in _loaded.values or by is None or not _own(by):
+        return True
+    return load(_entry(by, source, NATIVE, cpu()), CODE) is not None
+
+
 class Loader:
     """A function that returns a library, with a cache, but no cached None while another call may succeed."""
 
@@ -129,14 +137,15 @@ class _NotYet(Exception):
 
 
 def built(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str = "") -> bytes:
-    """A library for the CPUs of the words `march`, or for one CPU: from the cache, or compiled, and stored there.
-
-    The key of the cache is everything that the compiler reads: all sources of the folder, macros, flags, the compiler,
-    the CPU.
-    """
-    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], cpu_facts)
-    entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    """A library for the CPUs of the words `march`, or for one CPU: from the cache, or compiled, and stored there."""
+    entry = _entry(by, source, march, cpu_facts)
     return load_or_make(entry, lambda: stamp(_compile(by, source, march), entry), lambda code: stamped(code, entry))
+
+
+def _entry(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str) -> str:
+    """The name of a library in the cache, by all that the compiler reads: sources, macros and flags for a CPU."""
+    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], cpu_facts)
+    return f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
 
 
 def compiles(load: Callable[[], object]) -> bool:
