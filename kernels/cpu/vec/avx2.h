@@ -1,7 +1,7 @@
 // Vectors of 64 bytes in two parts: AVX2, with VNNI where the CPU has it.
 #pragma once
 
-#include <immintrin.h>
+#include "intrinsics.h"
 
 // Lane i is the sum of lanes i and i + 8 of v.
 INLINE f32x8 add_halves(f32x16 v) { return v.part[0] + v.part[1]; }

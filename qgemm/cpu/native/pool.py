@@ -13,7 +13,7 @@ from qgemm.log import logger
 from qgemm.system.process import after_fork, loaded_libraries
 
 from .calls import CHUNKS, POOL
-from .library import Loader, library
+from .library import Loader, library, start
 from .sources import Source
 
 _threads = 0  # that the pool has
@@ -41,7 +41,8 @@ def pool() -> ctypes.CDLL | None:
 
 
 def pooled(source: Source) -> ctypes.CDLL | None:
-    """The library of a source whose functions run on the pool; None where there is not both."""
+    """The library of a source whose functions run on the pool; None where there is not both. Both compile at once."""
+    start(POOL)
     code = library(source)
     return None if code is None or pool() is None else code
 

@@ -136,6 +136,11 @@ def multiplies(products: Sequence[Product], activation: str) -> bool:
     return None not in engines and has_library(activation) and not any(p.finishes for p in decoded)
 
 
+def has_kernel(fmt: Format, activation: str) -> bool:
+    """Whether compiled code multiplies weights of a format by a kind of activations; nothing is compiled for it."""
+    return _digits(fmt, _as_multiplied(activation)) is not None
+
+
 def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
     """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype; all of which `multiplies`.
 
