@@ -32,7 +32,9 @@ def pool() -> ctypes.CDLL | None:
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
     code.qgemm_multiply.restype = None
-    code.qgemm_replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    for replay in (code.qgemm_replay, code.qgemm_replay_experts):
+        replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    code.qgemm_experts_bytes.argtypes, code.qgemm_experts_bytes.restype = [ctypes.c_void_p], ctypes.c_int64
     code.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     code.qgemm_run.restype = None
     after_fork(code.qgemm_after_fork)
