@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qgemm.tensor import Tensor
 
 from .native.calls import Guard, Replay, Target
+from .native.library import reason
 from .native.pool import ready
 from .native.products import scratch
 
@@ -91,6 +92,27 @@ class Plan:
         self.call = Replay(*addresses, size, size // ctypes.sizeof(Target), m, packed, count, len(guards))
         self.address = ctypes.addressof(self.call)
         self.packed_addresses = Struct(f"{count}N").pack
+
+    def one_output(self) -> Callable[..., Any] | None:
+        """The call as a function of x and its terms, if y is one new array and nothing but addresses is filled in.
+
+        The function gives None for arrays of another kind, where C cannot work in place, and without compiled code.
+        """
+        if len(self.new) != 1 or self.converts or self.pointer is None:
+            return None
+        like, pointer, (new,), address, pack = self.like, self.pointer, self.new, self.address, self.packed_addresses
+        memory, replay = self.memory, getattr(ready(), self.function)
+
+        def output(x: Any, *terms: Any) -> Any:
+            if not like(x, *terms) or reason():
+                return None
+            y = new()
+            ready()  # with the number of threads that is set now
+            more = map(pointer, terms) if terms else ()
+            addresses = pack(pointer(x), pointer(y), *more)
+            return y if replay(address, addresses, scratch(memory)) else None
+
+        return output
 
     def outputs(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """The outputs of a call on these arrays; None if C cannot multiply them in place, and did nothing."""

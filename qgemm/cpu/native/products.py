@@ -360,19 +360,20 @@ def _rounds_otherwise(fmt: Format) -> bool:
 
 
 class _Scratch(threading.local):
-    """Scratch memory of a thread, aligned to ALIGNED. More than KEPT_BYTES are freed by the next call."""
+    """Scratch memory of a thread: its size, its address, a multiple of ALIGNED, and the array that owns it."""
 
-    size = address = 0
-    memory: Any = None
+    memory: tuple[int, int, Any] = (0, 0, None)
 
 
 _scratch = _Scratch()
 
 
 def scratch(size: int) -> int:
-    """The address of `size` bytes, valid until the thread's next call."""
-    if size > _scratch.size or _scratch.size > KEPT_BYTES:
-        _scratch.memory = np.empty(size + ALIGNED, np.uint8)
-        start = _scratch.memory.ctypes.data
-        _scratch.size, _scratch.address = size, start + -start % ALIGNED
-    return _scratch.address
+    """The address of `size` bytes, valid until the thread's next call, which frees more than KEPT_BYTES."""
+    available, address, _ = _scratch.memory
+    if size <= available <= KEPT_BYTES:
+        return address
+    owner = np.empty(size + ALIGNED, np.uint8)
+    address = owner.ctypes.data + -owner.ctypes.data % ALIGNED
+    _scratch.memory = size, address, owner
+    return address
