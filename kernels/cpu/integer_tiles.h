@@ -47,14 +47,17 @@ INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS]
         i32x16 sums[REGISTER_TOKENS][PANELS];
         EACH_SUM sums[t][v] = all_ints(0);
 #pragma GCC unroll 8
-        for (int word = group * GROUP_WORDS + first; word < group * GROUP_WORDS + first + STEP; ++word)
-            EACH_SUM sums[t][v] = add_short_dot(sums[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+        for (int word = group * GROUP_WORDS + first; word < group * GROUP_WORDS + first + STEP; ++word) EACH_SUM {
+                sums[t][v] = add_short_dot(sums[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+                sums[t][v] = settle(sums[t][v]);
+            }
         EACH_SUM dots[t][v] = add_shorts(dots[t][v], sums[t][v]);
     }
 #else
 #pragma GCC unroll 8
-    for (int word = group * GROUP_WORDS; word < (group + 1) * GROUP_WORDS; ++word)
-        EACH_SUM dots[t][v] = TILE_DOT(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word), least);
+    for (int word = group * GROUP_WORDS; word < (group + 1) * GROUP_WORDS; ++word) EACH_SUM {
+            dots[t][v] = settle(TILE_DOT(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word), least));
+        }
 #endif
 }
 

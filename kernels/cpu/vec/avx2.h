@@ -16,6 +16,12 @@ INLINE f32x16 load_operand(const f32x16* from) {
     return result;
 }
 
+// A sum that later additions must not be merged with: GCC would compute all products first, in memory.
+INLINE i32x16 settle(i32x16 sum) {
+    EACH_PART __asm__("" : "+x"(sum.part[i]));
+    return sum;
+}
+
 // Concatenates four vectors of 16 bytes.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     u8x64 result;
