@@ -374,17 +374,18 @@ def check_rules(config: Config, rules: Rules, read_rotary: tuple[str, ...]) -> N
     read_rotary: keys of rotary embeddings that this architecture reads, or whose difference the documents name.
     CheckpointError names the key and the value.
     """
-    _check(config, rules)
+    check_values(config, rules)
     rotary = {"partial_rotary_factor": WHOLE_HEAD, "truncate": only(True), **ROTARY}
     rotary = {key: rule for key, rule in rotary.items() if key not in read_rotary}
-    _check(config, {key: rule for key, rule in rotary.items() if key == "partial_rotary_factor"})
-    _check(config.rope, rotary)
+    check_values(config, {key: rule for key, rule in rotary.items() if key == "partial_rotary_factor"})
+    check_values(config.rope, rotary)
     windows = config.section("rope_parameters", "rope_scaling").section(WINDOW)
     if rope_kind(windows) != "default":
         raise windows.refusal("rope_type", rope_kind(windows), f"is a scaling of {WINDOW}, which llama.cpp lacks")
 
 
-def _check(config: Config, rules: Rules) -> None:
+def check_values(config: Config, rules: Rules) -> None:
+    """Refuse a config with a value that a rule does not allow."""
     for key, rule in rules.items():
         value = config.values.get(key, rule.default)
         if not rule.allows(value, config):

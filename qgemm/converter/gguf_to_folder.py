@@ -30,6 +30,7 @@ from .hf_folder import Model, config_of, metadata_of
 from .hf_names import OUTPUT
 from .hyperparameters import Config, llama3_factors
 from .mixture import LAYER
+from .tokenizer_files import tokenizer_files
 from .weight import SAFETENSORS, Source, Weight, numbers_of
 
 EMBEDDING = "token_embd.weight"
@@ -110,11 +111,12 @@ class _File:
         template = self.source.metadata.get(Keys.Tokenizer.CHAT_TEMPLATE)
         if isinstance(template, str):
             files["chat_template.jinja"] = template.encode("utf-8", "surrogateescape")
-        note = "the folder has no tokenizer: add the files of the model's own"
+        tokenizer = tokenizer_files(self.source.metadata)
+        files |= tokenizer.files
         metadata = {f"{SAFETENSORS}format": "pt"}
         return replace(
             self.source, weights=weights, metadata=metadata, is_gguf=False, beside=files,
-            notes=[*self.source.notes, note],
+            notes=[*self.source.notes, tokenizer.note],
         )  # fmt: skip
 
     def _weights(self, config: Config, architecture: Architecture) -> dict[str, Weight]:

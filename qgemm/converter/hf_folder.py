@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,8 @@ class Model:
         self.numbers: dict[str, dict[int, float]] = {}  # method of GGUFWriter -> layer -> number
         self.left_out = [name for name in source.weights if LEFT_OUT.search(name)]
         self.map = get_tensor_name_map(architecture.kind, 1)  # only layer 0: each layer's names cost 1 ms
+        self._mapped = cache(self._map)  # all layers have the same names
+        self.further = config.integer("num_nextn_predict_layers", "num_mtp_layers") or 0
 
     def weights(self) -> dict[str, Weight]:
         """All tensors by their new names: embedding and output first, then layer by layer."""
@@ -145,19 +148,29 @@ class Model:
             yield self._name(part.name), int(number[2]) if number else ALONE, part
 
     def _name(self, old: str) -> str:
-        layer = LAYER_NUMBER.search(old)
-        for end, renamed in self.architecture.renames.items():
-            if old.endswith(end) and layer is not None and int(layer[1]) < self.layers:
-                return f"blk.{layer[1]}.{renamed}"
-        for name in spellings(old):
-            layer = LAYER_NUMBER.search(name)
-            if layer is not None and int(layer[1]) >= self.layers:
-                continue
-            name = name if layer is None else f"{name[: layer.start(1)]}0{name[layer.end(1) :]}"
+        merged = NUMBERED.sub(r"\1.", old)
+        layer = LAYER_NUMBER.search(merged)
+        if layer is None:
+            new = self._mapped(merged, False)
+        elif int(layer[1]) < self.layers:
+            new = self._mapped(f"{merged[: layer.start(1)]}0{merged[layer.end(1) :]}", True)
+            new = new and f"blk.{layer[1]}.{new.removeprefix(LAYER_0)}"
+        else:
+            new = None
+        if new is None:
+            raise self.refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
+        return new
+
+    def _map(self, merged: str, in_layer: bool) -> str | None:
+        """The new name of a tensor of layer 0, or of one outside the layers; merged: without the expert's number."""
+        for end, renamed in self.architecture.renames.items() if in_layer else ():
+            if merged.endswith(end):
+                return LAYER_0 + renamed
+        for name in spellings(merged):
             new: str | None = self.map.get_name(name, try_suffixes=(".weight", ".bias"))
-            if new is not None and (layer is not None) == new.startswith(LAYER_0):
-                return new if layer is None else f"blk.{layer[1]}.{new.removeprefix(LAYER_0)}"
-        raise self.refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
+            if new is not None and in_layer == new.startswith(LAYER_0):
+                return new
+        return None
 
     def _is_number(self, weight: Weight) -> bool:
         """Whether a tensor is a number that becomes a key; it is read."""
@@ -180,9 +193,8 @@ class Model:
 
     def _predicts_further(self, name: str) -> bool:
         """Whether a tensor belongs to a layer beyond the last, which predicts the token after the next one."""
-        further = self.config.integer("num_nextn_predict_layers", "num_mtp_layers") or 0
         layer = LAYER_NUMBER.search(name)
-        return layer is not None and self.layers <= int(layer[1]) < self.layers + further
+        return layer is not None and self.layers <= int(layer[1]) < self.layers + self.further
 
     def filled(self, new: str, experts: Mapping[int, Weight]) -> Weight:
         """A tensor under its new name, in llama.cpp's layout."""
