@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,43 @@ from typing import Any
 import pytest
 from class_folders import CLASSES as CLASSES_MADE
 from config_classes import CLASSES, classified
+from gguf import MODEL_ARCH_NAMES, GGUFWriter
 from hf_folders import CONFIG, folder, tensors_of
 
 import qgemm
 from qgemm.converter.architectures import ARCHITECTURES
 from qgemm.converter.config_keys import check_config
 from qgemm.converter.config_rules import READ_ELSEWHERE, check_rules
+from qgemm.converter.hf_folder import config_of, metadata_of
 from qgemm.errors import CheckpointError
 
+# Published model -> the keys of its config.json that describe the model.
+PUBLISHED: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "data" / "published_configs.json").read_text(encoding="utf-8")
+)
 PHI3 = {"type": "longrope", "long_factor": [2.0] * 8, "short_factor": [1.0] * 8}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_key_of_a_config_class_is_classified(architecture):
     assert set(CLASSES[architecture]) - classified(architecture) == set()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configs_of_published_models_are_read(name):
+    """Their keys say more than those of a config class: sizes by layer, kinds of an older name, keys of other code."""
+    config, architecture = config_of(name, PUBLISHED[name])
+    writer = GGUFWriter(None, MODEL_ARCH_NAMES[architecture.kind])
+    architecture.keys(config, writer)
+    assert metadata_of(writer)[f"{MODEL_ARCH_NAMES[architecture.kind]}.block_count"] == config.need("num_hidden_layers")
+
+
+def test_both_factors_of_yarn_are_refused():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 1.0}
+    model = {"architectures": ["LlamaForCausalLM"], **CONFIG}
+    assert config_of("x", {**model, "rope_scaling": yarn})
+    with pytest.raises(CheckpointError, match=r"mscale: '1\.0' is set, and so is mscale_all_dim"):
+        config_of("x", {**model, "rope_scaling": {**yarn, "mscale_all_dim": 0.5}})
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -140,9 +140,9 @@ def architectures_table() -> str:
 def folders_table() -> str:
     """Hugging Face classes to which .gguf models return, by the architecture of the file."""
     rows = ["| general.architecture | class of the folder |", "|---|---|"]
-    return "\n".join(
-        [*rows, *(f"| {kind} | {', '.join(i.name for i in classes)} |" for kind, classes in INVERSES.items())]
-    )
+    for kind, classes in INVERSES.items():
+        rows.append(f"| {kind} | {', '.join(dict.fromkeys(inverse.name for inverse in classes))} |")
+    return "\n".join(rows)
 
 
 def exactness_table() -> str:

@@ -115,7 +115,8 @@ class Architecture(NamedTuple):
         values = {**document, **(document.get("text_config") or {}), **tied}
         renamed = {new: values[old] for old, new in self.aliases.items() if values.get(old) is not None}
         config = Config(where, {**self.defaults, **renamed, **values})
-        config = config.replaced(intermediate_size=config.one_for_layers("intermediate_size"))
+        sizes = ("intermediate_size", "moe_intermediate_size")
+        config = config.replaced(**{name: config.one_for_layers(name) for name in sizes})
         return Config(where, {**config.values, **self.derived(config)})
 
 

@@ -75,7 +75,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "hidden_size": SIZE,
         "intermediate_size": one_or_list(FFN_SIZE),
         **dict.fromkeys(("altup_num_inputs", "altup_active_idx", "laurel_rank"), OPTIONAL_COUNT),
-        "moe_intermediate_size": whole(0, 2**24),
+        "moe_intermediate_size": one_or_list(whole(0, 2**24)),
         "num_hidden_layers": COUNT,
         "num_attention_heads": COUNT,
         "num_key_value_heads": OPTIONAL_COUNT,

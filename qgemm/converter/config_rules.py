@@ -360,7 +360,12 @@ LLAMA4: Rules = {
     "no_rope_layers": SMOLLM3["no_rope_layers"], "no_rope_layer_interval": SMOLLM3["no_rope_layer_interval"],
     "moe_layers": Rule(None, _every_step, "are not those of interleave_moe_layer_step"),
 }  # fmt: skip
-ROTARY: Rules = {"mscale": NONE, "mscale_all_dim": NONE, "mrope_section": NONE}
+ROTARY: Rules = {
+    "mscale": Rule(  # transformers computes with both or with none
+        None, lambda value, rope: not (value and rope.value("mscale_all_dim")), "is set, and so is mscale_all_dim"
+    ),
+    "mrope_section": NONE,
+}  # fmt: skip
 
 
 def check_rules(config: Config, rules: Rules, read_rotary: tuple[str, ...]) -> None:

@@ -170,7 +170,7 @@ FAMILIES = {
     ),
     "HunYuanDenseV1ForCausalLM": Architecture(
         MODEL_ARCH.HUNYUAN_DENSE, common_keys, {**LAYER, **HEAD_NORMS}, config_rules.HUNYUAN,
-        derived=family_keys.scaled_base,
+        derived=family_keys.dense_hunyuan,
     ),
     "Ernie4_5ForCausalLM": Architecture(
         MODEL_ARCH.ERNIE4_5, common_keys, LAYER, config_rules.ERNIE,

@@ -193,6 +193,11 @@ def scaled_base(config: Config) -> Mapping[str, Any]:
     return {"rope_parameters": None, "rope_scaling": None, "rope_theta": base * alpha ** (dim / (dim - 2))}
 
 
+def dense_hunyuan(config: Config) -> Mapping[str, Any]:
+    """The base of HunYuan's dynamic scaling, and no experts, of which dense models name one."""
+    return {**scaled_base(config), "num_experts": None}
+
+
 def deepseek_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of deepseek 2 and 3: attention by latent vectors, and experts."""
     rank, rotated = config.need("kv_lora_rank"), config.need("qk_rope_head_dim")
@@ -268,7 +273,7 @@ def ministral_keys(config: Config, writer: GGUFWriter) -> None:
 def hunyuan_moe_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of hunyuan with experts."""
     common_keys(config, writer)
-    writer.add_expert_feed_forward_length(config.need("intermediate_size"))
+    writer.add_expert_feed_forward_length(config.need("moe_intermediate_size", "intermediate_size"))
     writer.add_expert_shared_feed_forward_length(config.need("shared_expert_intermediate_size"))
     writer.add_expert_shared_count(config.integer("num_shared_expert") or 1)
 

@@ -18,6 +18,7 @@ from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
 
+OLD_KINDS = {"su": "longrope", "mrope": "default"}  # Qwen 2 VL's kind has sections, which are a key of their own
 WITH_FACTORS = ("llama3", "longrope", "proportional")  # kinds of rotary scaling that add tensors
 
 
@@ -155,7 +156,7 @@ def rope_keys(config: Config, writer: GGUFWriter) -> None:
 def rope_kind(rope: Config) -> str:
     """The kind of rotary scaling: "default", "linear", "yarn", "llama3", "longrope" or another word."""
     kind = str(rope.value("rope_type", "type") or "default").lower()
-    return "longrope" if kind == "su" else kind
+    return OLD_KINDS.get(kind, kind)
 
 
 def llama3_factors(config: Config) -> dict[str, Floats]:
