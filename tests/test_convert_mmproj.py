@@ -210,6 +210,20 @@ def test_other_types_sources_and_options_are_refused(tmp_path):
         projector(folder(tmp_path / "m", QWEN2, **config), tmp_path / "y.gguf")
 
 
+def test_edits_of_a_projector(tmp_path):
+    """Keys may be set; layers and architecture belong to the encoder."""
+    path = folder(tmp_path / "m", QWEN2)
+    with pytest.raises(QgemmError, match="--architecture: that of a projector is clip"):
+        qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, architecture="llama")
+    with pytest.raises(QgemmError, match="--prune-layers: the layers of a projector"):
+        qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, prune_layers=[1])
+    qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, set_metadata={"general.name": "eyes"})
+    with pytest.raises(QgemmError, match="--prune-layers: the layers of a projector"):
+        qgemm.convert(tmp_path / "y.gguf", tmp_path / "z.gguf", "f16", prune_layers=[1])
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert file.metadata["general.name"] == "eyes"
+
+
 def test_a_projector_is_quantized_again_as_a_gguf_file(tmp_path):
     """A projector that is a .gguf file already may become any type, as llama-quantize allows."""
     projector(folder(tmp_path / "m", QWEN2), tmp_path / "y.gguf")
