@@ -167,6 +167,22 @@ def test_image_settings_that_are_refused(images, tmp_path):
         projector(path, tmp_path / "y.gguf")
 
 
+@pytest.mark.parametrize("name", [QWEN25, MISTRAL3])
+def test_values_of_any_kind_are_read_or_refused(name, tmp_path):
+    """No value of a key raises anything but a QgemmError."""
+    path = folder(tmp_path / "m", name)
+    keys = [*CLASSES[name]["config"]["vision_config"], "rope_theta", "head_dim", "deepstack_visual_indexes"]
+    refused = 0
+    for key in keys:
+        for value in (0, -1, 1e308, "x", [], ["a"], {"rope_type": 5}, True):
+            folder(path, name, vision={key: value})
+            try:
+                qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, dry_run=True)
+            except QgemmError:
+                refused += 1
+    assert refused > 4 * len(keys)
+
+
 def test_tensors_that_are_refused(tmp_path):
     tensors = tensors_of(QWEN2)
     name = "visual.blocks.0.attn.proj.weight"
