@@ -167,6 +167,22 @@ def test_image_settings_that_are_refused(images, tmp_path):
         projector(path, tmp_path / "y.gguf")
 
 
+@pytest.mark.parametrize("name", [QWEN25, MISTRAL3])
+def test_values_of_any_kind_are_read_or_refused(name, tmp_path):
+    """No value of a key raises anything but a QgemmError."""
+    path = folder(tmp_path / "m", name)
+    keys = [*CLASSES[name]["config"]["vision_config"], "rope_theta", "head_dim", "deepstack_visual_indexes"]
+    refused = 0
+    for key in keys:
+        for value in (0, -1, 1e308, "x", [], ["a"], {"rope_type": 5}, True):
+            folder(path, name, vision={key: value})
+            try:
+                qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, dry_run=True)
+            except QgemmError:
+                refused += 1
+    assert refused > 4 * len(keys)
+
+
 def test_tensors_that_are_refused(tmp_path):
     tensors = tensors_of(QWEN2)
     name = "visual.blocks.0.attn.proj.weight"
@@ -208,6 +224,20 @@ def test_other_types_sources_and_options_are_refused(tmp_path):
         QgemmError, match="'Gemma3nForConditionalGeneration' has no vision part that becomes a projector"
     ):
         projector(folder(tmp_path / "m", QWEN2, **config), tmp_path / "y.gguf")
+
+
+def test_edits_of_a_projector(tmp_path):
+    """Keys may be set; layers and architecture belong to the encoder."""
+    path = folder(tmp_path / "m", QWEN2)
+    with pytest.raises(QgemmError, match="--architecture: that of a projector is clip"):
+        qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, architecture="llama")
+    with pytest.raises(QgemmError, match="--prune-layers: the layers of a projector"):
+        qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, prune_layers=[1])
+    qgemm.convert(path, tmp_path / "y.gguf", "f16", mmproj=True, set_metadata={"general.name": "eyes"})
+    with pytest.raises(QgemmError, match="--prune-layers: the layers of a projector"):
+        qgemm.convert(tmp_path / "y.gguf", tmp_path / "z.gguf", "f16", prune_layers=[1])
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert file.metadata["general.name"] == "eyes"
 
 
 def test_a_projector_is_quantized_again_as_a_gguf_file(tmp_path):

@@ -110,6 +110,8 @@ def test_generation_config():
         ({"tokenizer.ggml.tokens": ["a" * 5000] * 40}, "has a text of 5000 characters"),
         ({"tokenizer.ggml.tokens": [chr(0xDC80 + i) for i in range(40)]}, "no text in UTF-8"),
         ({"tokenizer.ggml.token_type": ["1"] * 40}, "tokenizer.ggml.token_type is missing, a list of numbers"),
+        ({"tokenizer.ggml.token_type": np.full(40, 1.5)}, "tokenizer.ggml.token_type is missing, a list of numbers"),
+        ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.scores": np.full(40, np.nan)}, "numbers that are not finite"),
         ({"tokenizer.ggml.merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer.ggml.add_bos_token": True}, "add_bos_token is true, and there is no such token"),
         ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores is missing"),

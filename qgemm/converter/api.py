@@ -100,6 +100,8 @@ def open_for_conversion(
             raise QgemmError(f"{shown_path(source.path)}: {rule}")
         if edits != NO_EDITS and not model:
             raise QgemmError(f"{shown_path(source.path)}: metadata and layers are changed only in a .gguf file")
+        if edits.architecture and projector_type is not None:
+            raise QgemmError(f"{shown_path(source.path)}: --architecture: that of a projector is clip")
         if edits.architecture and like is not None:
             raise QgemmError(f"{shown_path(source.path)}: --architecture: a file has that of --like")
         if model:

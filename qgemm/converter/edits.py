@@ -18,6 +18,7 @@ from qgemm.files.gguf.layout import ALIGNMENT, SPLIT_KEYS
 from qgemm.files.paths import shown, shown_path
 
 from .diffusion import with_architecture
+from .keep_rules import PROJECTOR
 from .tensor_names import ORIGINAL_SHAPE
 from .weight import Source
 
@@ -125,6 +126,8 @@ def check_keys(path: str, keys: Iterable[str]) -> None:
 
 def without_layers(source: Source, layers: tuple[int, ...]) -> Source:
     """The model without some layers, those after them renumbered, and the number of layers in its metadata."""
+    if source.metadata.get(Keys.General.ARCHITECTURE) == PROJECTOR:
+        raise _refusal(source, "--prune-layers: the layers of a projector feed one that is trained for all of them")
     numbers = sorted({int(match[2]) for name in source.weights if (match := LAYER.match(name))})
     missing = sorted(set(layers) - set(numbers))
     if missing or len(layers) == len(numbers):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gguf import Keys, TokenType
+from numpy.typing import NDArray
 
 from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
@@ -42,7 +43,7 @@ SAMPLING = {  # key of generation_config.json -> key of the file
     "min_p": "general.sampling.min_p", "repetition_penalty": "general.sampling.penalty_repeat",
 }  # fmt: skip
 ADDED = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-MAX_CHARACTERS = 4096  # of a token or a merge; the time to find the pairs of a token grows with their square
+MAX_CHARACTERS = 4096  # a token with more is refused: finding its pairs costs the square of its length
 USUAL = "the usual values stand for what a .gguf file does not tell of a tokenizer (docs/converting.md)"
 MISSING = "the folder has no tokenizer: add the files of the model's own"
 
@@ -95,7 +96,7 @@ class Tokenizer:
         self.pre = str(metadata.get(Keys.Tokenizer.PRE, "default"))
         if self.kind not in ENDS:
             raise CheckpointError(f"{Keys.Tokenizer.MODEL} {shown(self.kind)} does not become tokenizer.json")
-        texts, types = self._texts(Keys.Tokenizer.LIST), self._numbers(Keys.Tokenizer.TOKEN_TYPE)
+        texts, types = self._texts(Keys.Tokenizer.LIST), self._numbers(Keys.Tokenizer.TOKEN_TYPE, "iu")
         if len(types) != len(texts):
             raise CheckpointError(f"{Keys.Tokenizer.TOKEN_TYPE} has {len(types)} numbers for {len(texts)} tokens")
         self.tokens: dict[int, tuple[str, int]] = {}
@@ -119,11 +120,14 @@ class Tokenizer:
             raise CheckpointError(f"{key} has a text of {len(long)} characters, {shown(long)}")
         return values
 
-    def _numbers(self, key: str) -> Sequence[Any]:
+    def _numbers(self, key: str, kinds: str) -> NDArray[Any]:
+        """A list of numbers, whose dtype has one of these kinds."""
         values = self.metadata.get(key)
-        if not isinstance(values, np.ndarray):
+        if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in kinds:
             raise CheckpointError(f"{key} is missing, a list of numbers")
-        return list(values)
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"{key} has numbers that are not finite")
+        return values
 
     def _spelled(self, text: str, kind: int) -> str:
         """The text of a token as tokenizer.json spells it."""
@@ -265,7 +269,7 @@ class Tokenizer:
         return self._pieces([pair for pair in pairs if pair[0] in ranks and pair[1] in ranks])
 
     def _scores(self) -> Sequence[float]:
-        scores = [float(str(score)) for score in self._numbers(Keys.Tokenizer.SCORES)]
+        scores = [float(str(score)) for score in self._numbers(Keys.Tokenizer.SCORES, "iuf")]
         if len(scores) <= max(self.tokens, default=-1):
             raise CheckpointError(f"{Keys.Tokenizer.SCORES} has {len(scores)} numbers, fewer than the tokens")
         return scores
