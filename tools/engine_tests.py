@@ -93,41 +93,13 @@ def make(model: str, folder: Path) -> None:
                 parameter *= 0.1 if arch == "gemma3" and "embed" in name else 3  # Gemma scales its table by 22
     folder.mkdir(parents=True, exist_ok=True)
     reference.save_pretrained(folder / "hf")
-    if arch == "gpt2":
-        write_gpt2(reference, folder / "model.gguf", default, formats)
-    else:
-        qgemm.convert(folder / "hf", folder / "model.gguf", default, tensor_types=formats, pure=True, force=True)
+    qgemm.convert(folder / "hf", folder / "model.gguf", default, tensor_types=formats, pure=True, force=True)
     decode(reference, arch, folder / "model.gguf")
     expected = {"plain": greedy(reference)}
     if arch in ("llama", "qwen3"):
         adapter(reference, folder / "lora")
         expected["lora"] = greedy(reference)
     (folder / "expected.json").write_text(json.dumps(expected))
-
-
-def write_gpt2(model: Any, path: Path, default: str, formats: dict[str, str]) -> None:
-    """Write a GPT-2 as a .gguf file, as the converter of llama.cpp does; `qgemm convert` does not know GPT-2."""
-    from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
-
-    import qgemm
-
-    names = get_tensor_name_map(MODEL_ARCH.GPT2, model.config.n_layer)
-    writer = GGUFWriter(path, "gpt2")
-    writer.add_block_count(model.config.n_layer)
-    for name, parameter in model.named_parameters():
-        base, _, kind = name.rpartition(".")
-        value, name = parameter.detach().numpy(), f"{names.get_name(base)}.{kind}"
-        if value.ndim == 1 or "position" in name:
-            writer.add_tensor(name, value)
-            continue
-        value = value.T.copy() if base.rpartition(".")[2].startswith("c_") else value
-        fmt = next((fmt for part, fmt in formats.items() if part in name), default)
-        blocks = qgemm.quantize(value, fmt).blocks
-        writer.add_tensor(name, blocks.view("u1").reshape(len(value), -1), raw_dtype=GGMLQuantizationType[fmt.upper()])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def decode(model: Any, arch: str, path: Path) -> None:
