@@ -21,7 +21,9 @@ import qgemm
 from qgemm.cli import checks
 from qgemm.codec import error_bound as bounds
 from qgemm.codec.q8_1_f32 import scale_and_sum
-from qgemm.formats import GGML_TYPES, format_of
+from qgemm.converter import comparison
+from qgemm.converter.weight import pack_groups, weight_from_tensor
+from qgemm.formats import FORMATS, GGML_TYPES, format_of
 
 EXCERPT = str(helpers.EXCERPT)
 
@@ -287,3 +289,19 @@ def test_kbit_tensors_are_tensors_like_others(run, tmp_path):
     assert 0 < float(lines["own"][4]) < 1
     assert re.fullmatch(r"\d\.\d\de[+-]\d\d \(KBIT2\)", lines["own"][6])
     assert float(lines["own"][6].split()[0]) > 0.9
+
+
+@pytest.mark.parametrize("damaged", [None, 0, 5, 11])
+def test_each_range_of_a_comparison_counts(monkeypatch, damaged):
+    """One block that differs, in the first range, in another or in the last: neither copied bytes nor codes."""
+    monkeypatch.setattr(comparison, "range_size", lambda threads: 32)
+    w = qgemm.quantize(normal(6, 64), "q4_0")
+    for fmt in ("q4_0", "q4_1"):
+        source = weight_from_tensor(w)
+        blocks = w.blocks.copy() if fmt == "q4_0" else pack_groups(FORMATS[fmt], source.codes.read(0, 6 * 64))
+        blocks = blocks.reshape(6, 2)
+        if damaged is not None:
+            blocks.reshape(-1)["qs"][damaged, 3] ^= 1
+        result = comparison.compare(source, qgemm.Tensor(FORMATS[fmt], w.shape, blocks))
+        assert result.identical == (fmt == "q4_0" and damaged is None)
+        assert result.line.how == ("exact" if damaged is None else "different")

@@ -8,7 +8,7 @@ from files import model, safetensors
 from helpers import normal
 
 import qgemm
-from qgemm.converter.edits import parse_layers
+from qgemm.converter.edits import parse_layers, parse_size
 
 METADATA = {
     "general.architecture": "llama",
@@ -99,6 +99,12 @@ def test_shards_of_a_largest_size(source, tmp_path, size, shards):
         for name in names:
             with qgemm.open(tmp_path / name, part=True) as part:
                 assert sum(tensor.nbytes for tensor in part.values()) <= size
+
+
+@pytest.mark.parametrize(("size", "nbytes"), [("300", 300), (0, 0), ("3M", 3_000_000), ("2G", 2_000_000_000)])
+def test_sizes_of_shards(size, nbytes):
+    """M and G are powers of ten, as gguf-split counts them."""
+    assert parse_size(size) == nbytes
 
 
 @pytest.mark.parametrize("size", ["2T", "-1", "0", "x"])

@@ -26,6 +26,13 @@ def test_heads_are_left_out_and_names_of_old_checkpoints_read(tmp_path):
     assert digest(tensors) == digest(expected)
 
 
+@pytest.mark.parametrize("name", ["BertModel", "XLMRobertaModel", "ModernBertModel"])
+def test_tokens_see_those_after_them(name, tmp_path):
+    """Without the key llama.cpp masks them, as in a model that predicts the next token."""
+    _, metadata = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
+    assert metadata[f"{metadata['general.architecture']}.attention.causal"] == np.bool_(False)
+
+
 def test_positions_before_the_first_are_left_out(tmp_path):
     path = folder(tmp_path / "m", "XLMRobertaModel")
     tensors, metadata = converted(path, tmp_path / "y.gguf")

@@ -103,6 +103,16 @@ def test_alphas_of_modules_move_into_b(base, tmp_path, config, alphas, alpha):
     assert any("B of 1 modules holds the factor" in note for note in done.notes) == (alphas[0] != alphas[1])
 
 
+def test_the_first_alpha_may_be_the_rare_one(base, tmp_path):
+    """Two modules of three have the file's alpha, so that B of one alone holds a factor."""
+    lora = matrices({**SIZES, Q.replace(".1.", ".0."): SIZES[Q]})
+    folder = adapter(tmp_path / "lora", lora, base, alpha_pattern={r"layers\.1\..*q_proj": 2})
+    done = qgemm.convert(folder, tmp_path / "y.gguf", "f32")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        assert file.metadata["adapter.lora.alpha"] == ALPHA
+    assert any("B of 1 modules holds the factor" in note for note in done.notes)
+
+
 def test_ranks_of_modules_differ(base, tmp_path):
     """llama.cpp divides alpha by the rank of each matrix; with use_rslora the factor moves into B."""
     lora = {**matrices({Q: SIZES[Q]}, rank=16), **matrices({DOWN: SIZES[DOWN]})}
@@ -210,6 +220,15 @@ def test_types_of_adapters(base, tmp_path, kind):
     for source in (path, tmp_path / "y.gguf"):
         with pytest.raises(QgemmError, match="an adapter is written as f32, f16, bf16, q8_0"):
             qgemm.convert(source, tmp_path / "z.gguf", kind)
+
+
+def test_adapters_in_q8_0(base, tmp_path):
+    """Rows of A that fill no blocks are F16."""
+    qgemm.convert(adapter(tmp_path / "lora", matrices(SIZES), base), tmp_path / "y.gguf", "q8_0")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        types = {tensor.shape[-1] % 32 == 0: tensor.format.name for tensor in file.values()}
+        assert file.metadata["general.file_type"] == 7
+    assert types == {True: "q8_0", False: "f16"}
 
 
 def test_base_is_for_adapters(base, tmp_path):

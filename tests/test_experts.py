@@ -131,7 +131,9 @@ def test_a_nan_of_an_expert_or_a_token_stays_there():
     assert np.isfinite(y[~hit]).all()
 
 
-def test_experts_of_no_token_are_not_read():
+def test_experts_of_no_token_are_not_read(monkeypatch):
+    """By NumPy; tests/test_experts_in_c.py has C."""
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
     (gate, up, down), ids, factors, x = layer()
     seen = []
 
@@ -144,6 +146,17 @@ def test_experts_of_no_token_are_not_read():
     ids[...] = [[4, 1]]
     qgemm.moe(x, counted[:2], counted[2], ids, factors)
     assert sorted(set(seen)) == [1, 4]
+
+
+@pytest.mark.parametrize("count", [8, 1000])
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_few_and_many_ids_are_checked(count, wrong):
+    """Few are grouped in Python, many by NumPy: an id that is no expert is named by both."""
+    (gate, *_), *_ = layer()
+    ids = np.zeros((count, 1), np.int32)
+    ids[count // 2] = wrong
+    with pytest.raises(IndexError, match=rf"ids are {min(wrong, 0)} to {max(wrong, 0)}, there are experts 0 to 4"):
+        qgemm.moe_matmul(np.ones((count, gate.shape[2]), np.float32), gate, ids)
 
 
 def test_errors_name_what_came_and_what_fits():

@@ -15,6 +15,7 @@ from helpers import forked, normal
 from numpy.testing import assert_array_equal
 
 import qgemm
+from qgemm.converter import file_metadata
 from qgemm.errors import GGUFAccessError, QgemmError
 from qgemm.system import system
 
@@ -110,8 +111,12 @@ def test_a_hard_link_keeps_the_old_file(path, tmp_path):
     assert contents(path)[0]["general.file_type"] == 7
 
 
-def test_a_system_without_a_call_that_copies(path, monkeypatch):
+@pytest.mark.parametrize("piece", [64, 8 << 20])
+def test_a_system_without_a_call_that_copies(path, monkeypatch, piece):
+    """Tensors are copied in pieces: one, and many, the last of them shorter."""
     before = contents(path)[1]
+    assert sum(map(len, before.values())) > 2 * 64
+    monkeypatch.setattr(file_metadata, "PIECE", piece)
     monkeypatch.setattr(type(system), "copy", lambda *arguments: 0)
     assert not qgemm.set_metadata(path, {"name": "longer than before"})
     assert contents(path)[1] == before

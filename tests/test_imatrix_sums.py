@@ -11,7 +11,8 @@ import pytest
 
 import qgemm
 from qgemm.files.imatrix import read_imatrix
-from qgemm.files.imatrix_sums import Sums, SumsFile, read_sums
+from qgemm.files.imatrix_statistics import statistics
+from qgemm.files.imatrix_sums import Sums, SumsFile, read_sensitivities, read_sums
 
 NAMES = ("blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.1.ffn_up_exps.weight")
 
@@ -67,6 +68,31 @@ def test_merging_adds_sums(run, tmp_path):
     assert (merged.datasets, merged.chunks) == (["text 0", "text 1"], 3)
     run("imatrix", *words, "--in-file", tmp_path / "2.gguf", "-o", tmp_path / "out.gguf", "--force")
     assert all(sums.gradients is None for sums in read_sums(tmp_path / "out.gguf").sums.values())
+    run("imatrix", *words, *words, "-o", tmp_path / "out.gguf", "--force")
+    assert read_sums(tmp_path / "out.gguf").datasets == ["text 0", "text 1"]
+
+
+def test_an_expert_without_a_token_keeps_its_place(tmp_path):
+    """A tensor is left out only if no expert had a token. An interrupted run records where it stopped."""
+    used, idle = Sums(np.ones((2, 64)), np.array([3.0, 0])), Sums(np.zeros((2, 64)), np.zeros(2))
+    file = SumsFile({NAMES[2]: used, NAMES[0]: idle}, ["text"], chunks=9, run="digest", position=4)
+    file.write(tmp_path / "x.gguf")
+    stored = read_sums(tmp_path / "x.gguf")
+    assert list(stored.sums) == [NAMES[2]]
+    assert stored.sums[NAMES[2]].tokens.tolist() == [3, 0]
+    assert (stored.run, stored.position, stored.chunks) == ("digest", 4, 9)
+
+
+def test_sensitivities_are_those_of_a_token_of_the_text(tmp_path):
+    """Gradients are divided by all tokens, so that a rare expert's matrix counts less."""
+    common, rare = (Sums(np.ones((1, 64)), np.array([tokens]), np.array([8.0])) for tokens in (16.0, 2.0))
+    SumsFile({NAMES[0]: common, NAMES[1]: rare}, ["text"], 1, lookups=4.0).write(tmp_path / "x.gguf")
+    sensitivities = read_sensitivities(tmp_path / "x.gguf")
+    assert {name: factors.tolist() for name, factors in sensitivities.factors.items()} == {
+        NAMES[0]: [0.5],
+        NAMES[1]: [0.5],
+    }
+    assert sensitivities.lookups == 0.25
 
 
 def test_a_file_of_the_old_kind_is_merged(tmp_path):
@@ -113,6 +139,13 @@ def test_statistics(run, tmp_path):
     assert second["cosine"] == pytest.approx(1 / 8)
     out = run("imatrix", "--in-file", tmp_path / "x.gguf", "--show")[1]
     assert out.splitlines()[1].split()[:3] == [NAMES[0], "2", "64.00"]
+
+
+def test_outliers_are_a_deviation_above_the_mean():
+    """Of 1, 2, 3, 10 one is above 4 + 3.5; of 3, 3, 4.5, 5.5 two are above 4, and one above 4 + 1.06."""
+    columns = {"a": [1.0, 2, 3, 10], "b": [3.0, 3, 4.5, 5.5], "c": [2.0] * 4}
+    lines = statistics({name: Sums(np.array([squares]), np.ones(1)) for name, squares in columns.items()})
+    assert {line.name: line.outliers for line in lines} == {"a": 0.25, "b": 0.25, "c": 0}
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,17 @@ RUN_HERE = [
 ]  # CPUs with fewer instructions than this one
 
 
+def extreme_activations(rng, m, k):
+    """Blocks of "a8" whose codes are -128 and 127: rows of one of them, then rows of both."""
+    x = qgemm.quantize_activations(np.ones((m, k), np.float32), "a8")
+    blocks = x.blocks.copy()
+    blocks["qs"] = rng.choice(np.array([-128, 127], np.int8), blocks["qs"].shape)
+    blocks["qs"][0], blocks["qs"][1] = 127, -128
+    blocks["d"] = 2.0**-20
+    blocks["s"] = blocks["d"] * blocks["qs"].sum(-1, dtype=np.int64)
+    return qgemm.Tensor(x.format, x.shape, blocks)
+
+
 @over_formats(WITH_HEADER)
 @pytest.mark.parametrize("narrow", RUN_HERE)
 def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
@@ -279,7 +290,12 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     rng = np.random.default_rng(6)
     w, x = random_tensor(fmt, 33, columns(fmt, 13), rng), rng.standard_normal((21, 1), np.float32)
     x = x * rng.standard_normal((1, w.shape[1]), np.float32)
-    want = [qgemm.matmul(x, w, activation) for activation in activations_of(fmt)]
+    inputs = [(x, activation) for activation in activations_of(fmt)]
+    if fmt.integer:
+        for field in {"qs", "qh"} & set(fmt.dtype.names or ()):
+            w.blocks[field][0] = np.iinfo(w.blocks[field].dtype).max
+        inputs.append((extreme_activations(rng, len(x), w.shape[1]), None))
+    want = [qgemm.matmul(x, w, activation) for x, activation in inputs]
     engine = libraries.loaded(fmt)
     monkeypatch.setattr(library, "NATIVE", NARROW[narrow])
     monkeypatch.setattr(library, "cpu", lambda: "")  # compiled for no CPU of its own: as tools/build_wheel.py keeps it
@@ -289,7 +305,7 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
         each_cache.cache_clear()
     try:
         w = qgemm.Tensor(w.format, w.shape, w.blocks)  # without the plans of products before
-        for activation, y in zip(activations_of(fmt), want, strict=True):
+        for (x, activation), y in zip(inputs, want, strict=True):
             assert_array_equal(qgemm.matmul(x, w, activation), y)
         assert libraries.loaded(fmt) is not engine
     finally:

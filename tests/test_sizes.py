@@ -81,6 +81,25 @@ def test_a_type_that_saves_bytes_and_costs_no_more_is_chosen():
     assert [choose(tensors, nbytes).indices for nbytes in (1, 2, 3, 4)] == [[0], [1], [1], [2]]
 
 
+def test_the_bound_has_the_part_of_an_upgrade_that_fits():
+    """Half of an upgrade fits, so half of what it saves is in the bound."""
+    choice = choose([[Alternative(1, 8.0), Alternative(5, 0.0)], [Alternative(1, 1.0)]], 4)
+    assert (choice.cost, choice.bound) == (9.0, 5.0)
+
+
+def test_measured_rows_stand_for_the_whole_tensor(tmp_path):
+    """One row of 32 is measured, and the cost is about that of all."""
+    w = np.random.default_rng(0).standard_normal((2048, 64), np.float32)
+    qgemm.write(tmp_path / "m.gguf", {"blk.0.attn_q.weight": w}, {"general.architecture": "llama"})
+    options, fmt = Options(FORMATS["q4_0"]), FORMATS["q4_0"]
+    with open_for_conversion(tmp_path / "m.gguf") as opened:
+        (weight,) = free_weights(opened, options)
+        candidates = {weight.name: candidate_steps(weight, [fmt], options)}
+        factors = Sensitivities({weight.name: np.ones(1)})
+        measured = costs(candidates, options, "kl", factors)[weight.name][0].cost
+    assert measured == pytest.approx(np.square(qgemm.quantize(w, fmt).dequantize() - w).sum() / 2, rel=0.1)
+
+
 @pytest.mark.parametrize("objective", ["mse", "kl"])
 def test_costs_are_those_of_the_decoded_tensors(source, imatrix, objective):
     """Tensors of few rows are measured whole, by the formulas of the module."""

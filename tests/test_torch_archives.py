@@ -14,7 +14,7 @@ import torch_archives
 from foreign import MODULE
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from torch_archives import ORDERED, Called, Name, Reference, instructions, size, tensor
 
 import qgemm
@@ -79,7 +79,9 @@ def test_viewed_as_floats(nested, tmp_path):
         open_source(tmp_path / "m")
 
 
-def quantized_zeros(folder, *, groups: str = "tensor", part: str = "zero", change: dict | None = None) -> np.ndarray:
+def quantized_zeros(
+    folder, *, groups: str = "tensor", part: str = "zero", dtype: str = "float16", change: dict | None = None
+) -> np.ndarray:
     """A module whose zeros (part) are codes of eight bits; returns the weights. groups: "tensor", "columns", "rows"."""
     rng = np.random.default_rng(1)
     n, k = 8, 128
@@ -87,13 +89,13 @@ def quantized_zeros(folder, *, groups: str = "tensor", part: str = "zero", chang
     shape = {"tensor": (32, 1), "columns": (8, 4), "rows": (4, 8)}[groups]
     inner = rng.integers(0, 256, shape).astype(np.uint8)
     outer_shape = {"tensor": (), "columns": (1, 4), "rows": (4, 1)}[groups]
-    scale, zero = ((rng.random(outer_shape) * factor).astype(np.float16) for factor in (0.1, 60))
-    outer = ((inner.astype(np.float16) - zero) * scale).reshape(32, 1)
+    scale, zero = ((rng.random(outer_shape) * factor).astype(dtype) for factor in (0.1, 60))
+    outer = ((inner.astype(dtype) - zero) * scale).reshape(32, 1)
     scales, zeros = (numbers, outer) if part == "zero" else (outer, numbers)
     meta = {
         "nbits": 8, "group_size": None, "shape": size(32, 1), "scale": tensor("b", np.asarray(scale)),
         "zero": tensor("c", np.asarray(zero)), "axis": int(groups == "rows"), "packing": "8bit_u8",
-        "compute_dtype": Name("torch", "float16"), **(change or {}),
+        "compute_dtype": Name("torch", dtype), **(change or {}),
     }  # fmt: skip
     packed = (codes[:16] << 4 | codes[16:]).astype(np.uint8)
     module = {
@@ -116,6 +118,14 @@ def test_zeros_of_hqq_that_are_quantized(groups, part, tmp_path):
     with qgemm.load(tmp_path / "m") as model:
         assert list(model) == [NAME]
         assert_array_equal(model[NAME].dequantize(), want)
+
+
+@pytest.mark.parametrize("part", ["zero", "scale"])
+def test_zeros_of_hqq_that_are_quantized_in_float32(part, tmp_path):
+    """Both steps in the type of the settings."""
+    want = quantized_zeros(tmp_path / "m", groups="rows", part=part, dtype="float32")
+    with open_source(tmp_path / "m") as source:
+        assert_allclose(source.weights[NAME].values(0, want.size), want.reshape(-1), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

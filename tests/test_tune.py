@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -80,6 +81,12 @@ def test_the_fastest_are_timed_again_side_by_side(bench):
     bench.us_of = lambda p, candidate: next(times[candidate.name]) if candidate.name in times else 99.0
     qgemm.tune(shaped(Q4_0, 4096, 4096), 512, activation="a16", dtype="float16", progress=False)
     assert chosen(problem(Q4_0, 512, 4096, 4096)) == second
+    timed_twice = [name for name, count in Counter(bench.calls).items() if count > 1]
+    assert sorted(timed_twice) == sorted([(512, *first), (512, *second)])  # others are slower by more than 5%
+    bench.calls.clear()
+    bench.us_of = lambda p, candidate: 10.0
+    qgemm.tune(shaped(Q4_0, 4096, 8192), 512, activation="a16", dtype="float16", progress=False)
+    assert sum(count > 1 for count in Counter(bench.calls).values()) == tuner.MAX_NEAR < len(set(bench.calls))
 
 
 def test_a_config_that_fails_is_never_chosen(bench):
@@ -120,6 +127,22 @@ def test_every_shape_has_a_part_of_the_time(bench):
     qgemm.tune(tensors, activation="a16", dtype="float16", minutes=0.5, progress=False)
     assert [w.shape[0] for w in bench.matrices] == [14336, 4096, 1024]
     assert {row.key.n for row in tuned.read(MACHINE)} == {14336, 4096, 1024}
+
+
+def test_a_shape_that_lacks_times_is_not_finished(bench):
+    """Whatever comes after it: here a shape that an earlier run has finished."""
+    first, last = (shaped(Q4_0, n, 4096) for n in (4096, 1024))
+    options = {"activation": "a16", "dtype": "float16", "progress": False}
+    assert qgemm.tune(last, 512, **options).finished
+    assert not qgemm.tune([first, last], 512, minutes=2 / 60, **options).finished
+    assert qgemm.tune([first, last], 512, **options).finished
+
+
+def test_products_of_float64_are_those_of_float32(bench):
+    """Kernels read a float64 x as float32, and both are timed once."""
+    done = qgemm.tune(shaped(Q4_0, 4096, 4096), 16, activation="a16", dtype=["float64", "float32"], progress=False)
+    assert done.products == 1
+    assert {row.key.x for row in tuned.read(MACHINE)} == {"float"}
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "json", "driver", "kernels", "row", "nan", "empty"])

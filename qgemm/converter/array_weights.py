@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -85,7 +84,7 @@ def weight_from_array(name: str, kind: str, shape: tuple[int, ...], read: Read) 
     fmt = GGML_TYPES[GGMLQuantizationType[stored]]
     cast = partial(_cast, read, fmt)
     tensor = Tensor(fmt, shape, lambda: cast(0, prod(shape)).reshape(shape), name, cast)
-    return replace(weight_from_tensor(tensor), original=original)
+    return weight_from_tensor(tensor, original)
 
 
 def _cast(read: Read, fmt: Format, start: int, stop: int) -> NDArray[Any]:

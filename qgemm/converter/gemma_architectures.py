@@ -219,9 +219,9 @@ def unread_keys(config: Config, sizes: Mapping[str, int]) -> Mapping[str, Floats
 
 def padded_embeddings(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
     """Rows of zeros for tokens of images and sounds, whose embeddings come from elsewhere."""
-    rows = config.need("vocab_size")
-    if weight.name.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight")) and weight.shape[0] < rows:
-        return [pad_rows(weight, rows)]
+    if weight.name.endswith(("embed_tokens.weight", "embed_tokens_per_layer.weight")):
+        rows = config.need("vocab_size")
+        return [pad_rows(weight, rows) if weight.shape[0] < rows else weight]
     return [weight]
 
 

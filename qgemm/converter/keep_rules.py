@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
-from gguf.constants import MODEL_ARCH_NAMES, Keys
+from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, Keys
 
 from . import diffusion
 from .mixture import GLM5, LAYER
 from .weight import Source
 
+PROJECTOR = MODEL_ARCH_NAMES[MODEL_ARCH.MMPROJ]
 ARCHITECTURES = frozenset(MODEL_ARCH_NAMES.values())  # models of these use llama.cpp's names
 
 KEEP_RULES = (
@@ -27,6 +29,8 @@ KEEP_RULES = (
     ("image encoder",     r"sam\.neck\.|sam\.net_|\.patch_embd|\.patch_merger"),
     ("audio codebook",    r"a\.rvq\.codebook|mm\.a\.code_embd"),
 )  # fmt: skip
+# The converter of llama.cpp writes this tensor of a folder in one type; llama-quantize does not keep that type.
+PROJECTOR_KEEP_RULES = (("projection to text", r"^mm\.input_projection\.weight"),)
 GLM5_KEEP_RULES = (
     ("indexer",           r"indexer\.(attn_q_b|attn_k|proj)|indexer_compressor_(gate|ape)"),
     ("state space",       r"ssm_(f_a|f_b|g_a|g_b|beta)"),
@@ -57,8 +61,16 @@ class KeepRules(NamedTuple):
 
 def keep_rule(name: str, ndim: int, architecture: str) -> str:
     """The rule by which a tensor of a .gguf file keeps its type, "" if it is quantized."""
-    rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if architecture == GLM5 else ()), ("not a weight", r"(?<!weight)$")]
-    return "1-D" if ndim < 2 else next((rule for rule, pattern in rows if re.search(pattern, name)), "")
+    return (
+        "1-D" if ndim < 2 else next((rule for rule, kept in _compiled(architecture == GLM5) if kept.search(name)), "")
+    )
+
+
+@cache
+def _compiled(glm5: bool) -> list[tuple[str, re.Pattern[str]]]:
+    """The rules of .gguf files with their patterns: re.search with text looks each up in a cache, for every tensor."""
+    rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if glm5 else ()), ("not a weight", r"(?<!weight)$")]
+    return [(rule, re.compile(pattern)) for rule, pattern in rows]
 
 
 def rules_for(source: Source) -> KeepRules:
@@ -69,6 +81,8 @@ def rules_for(source: Source) -> KeepRules:
         return KeepRules(False, [*patterns, ("not a weight", re.compile(r"(?<!weight)$"))], matrices=True)
     gguf_names = architecture in ARCHITECTURES or any(map(LAYER.match, source.weights))
     rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if architecture == GLM5 else ()), *(() if gguf_names else OTHER_KEEP_RULES)]
+    if architecture == PROJECTOR and not source.is_gguf:
+        rows += PROJECTOR_KEEP_RULES
     if any(name.endswith("weight") for name in source.weights):
         rows.append(("not a weight", r"(?<!weight)$"))
     return KeepRules(gguf_names, [(rule, re.compile(pattern)) for rule, pattern in rows])

@@ -64,13 +64,13 @@ ENDS = (*EMBEDDINGS, "output.weight")
 
 # The kind of a tensor is that of the first pattern that its name matches.
 KINDS = (
-    ("v", r"attn_qkv\.weight|attn_kv_b\.weight|attn_v\.weight"),
-    ("k", r"attn_k\.weight"),
-    ("q", r"attn_q\.weight"),
-    ("attention output", r"attn_output\.weight"),
-    ("up", r"ffn_up"),
-    ("gate", r"ffn_gate"),
-    ("down", r"ffn_down"),
+    ("v", re.compile(r"attn_qkv\.weight|attn_kv_b\.weight|attn_v\.weight")),
+    ("k", re.compile(r"attn_k\.weight")),
+    ("q", re.compile(r"attn_q\.weight")),
+    ("attention output", re.compile(r"attn_output\.weight")),
+    ("up", re.compile(r"ffn_up")),
+    ("gate", re.compile(r"ffn_gate")),
+    ("down", re.compile(r"ffn_down")),
 )
 LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 GLM5, BAILING3 = "glm5-next", "bailingmoe3"  # architectures
@@ -301,7 +301,7 @@ class _TypeChooser:
 
 
 def _kind(tensor: str) -> str:
-    return next((kind for kind, pattern in KINDS if re.search(pattern, tensor)), "")
+    return next((kind for kind, pattern in KINDS if pattern.search(tensor)), "")
 
 
 def _more_bits(index: int, count: int) -> bool:

@@ -54,6 +54,8 @@ def apply_drops(source: Source, patterns: Sequence[re.Pattern[str]]) -> Source:
 
 def apply_renames(source: Source, renames: Sequence[Rename]) -> Source:
     """Replace every match of each pattern in the tensors' names, one pattern after another."""
+    if not renames:
+        return source
     where = shown_path(source.path)
     names = {name: name for name in source.weights}
     for pattern, text in renames:

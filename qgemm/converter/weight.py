@@ -145,8 +145,8 @@ def original_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return shape if len(shape) > GGML_DIMS else None
 
 
-def weight_from_tensor(tensor: Tensor) -> Weight:
-    """A Weight of a source's blocks."""
+def weight_from_tensor(tensor: Tensor, original: tuple[int, ...] | None = None) -> Weight:
+    """A Weight of a source's blocks; original: the shape outside .gguf files if it differs."""
     fmt = tensor.format
     return Weight(
         tensor.name,
@@ -158,6 +158,7 @@ def weight_from_tensor(tensor: Tensor) -> Weight:
         _values(tensor),
         _codes(tensor),
         not fmt.plain,
+        original=original,
     )
 
 

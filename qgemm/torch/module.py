@@ -7,6 +7,7 @@ format and shape as text in its extra state, which is a tensor of bytes, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -148,10 +149,14 @@ class PackedModule(torch.nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not keep_vars:
             destination[prefix + "weight"] = torch.Tensor.detach(self.weight)  # no class that a reader must know
-        if self.weight.dim() == 1:
+        if self.weight.dim() == 1 and not self._is_elsewhere(self.weight):
             destination[prefix + "weight"] = file_bytes(
                 host_tensor(self.weight, self._format, self._shape, self.tensor_name)
             )
+
+    def _is_elsewhere(self, weight: torch.Tensor) -> bool:
+        """Whether a parameter is a placeholder without bytes, as DeepSpeed's ZeRO-3 has, whose ranks keep parts."""
+        return not weight.numel() and prod(self._shape) > 0
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
@@ -189,6 +194,8 @@ class PackedModule(torch.nn.Module):
 
     def _check_loaded(self, loaded: torch.Tensor, prefix: str) -> None:
         expected = file_shape(self.format, self._shape)
+        if self._is_elsewhere(loaded) and self._is_elsewhere(self.weight):
+            return
         if loaded.dtype != torch.uint8 or tuple(loaded.shape) != expected:
             packed = f"this layer's is packed, uint8 {list(expected)} for {self.format}"
             raise UnsupportedError(f"the state dict has {loaded.dtype} {list(loaded.shape)}, {packed}")

@@ -339,3 +339,18 @@ def test_groups_hold_one_k_activation_and_device(calls):
     calls.clear()
     model.a(x)
     assert calls == {"matmul": 1}
+
+
+def test_blocks_of_unlike_layers_are_left_alone():
+    """Gate and up of other activations, shapes or one object, and functions that qgemm has no gate for."""
+    changes = {
+        "": lambda block: None,
+        "activation": lambda block: setattr(block.gate_proj, "activation", "a8"),
+        "shape": lambda block: setattr(block, "up_proj", block.down_proj),
+        "the same layer": lambda block: setattr(block, "up_proj", block.gate_proj),
+        "a function": lambda block: setattr(block, "act_fn", torch.nn.Tanh()),
+    }
+    for name, change in changes.items():
+        block = packed_model("llama", fused=False).model.layers[0].mlp
+        change(block)
+        assert bool(fuse(block).gated) == (name == ""), name

@@ -156,6 +156,41 @@ def test_averages_of_a_model_that_trains(tmp_path, kind, decay):
     assert distance[0] < distance[1]
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_averages_of_diffusers(tmp_path, foreach):
+    """EMAModel copies parameters that take no gradient, and averages the others."""
+    training_utils = pytest.importorskip("diffusers.training_utils")
+    write_model(tmp_path / "model.gguf")
+    model, x = trained_model(tmp_path / "model.gguf"), torch.arange(4)
+    average, first = training_utils.EMAModel(model.parameters(), decay=0.9, foreach=foreach), model(x)
+    for _ in range(3):
+        losses(model, x, steps=1)
+        average.step(model.parameters())
+    trained = model(x)
+    average.store(model.parameters())
+    average.copy_to(model.parameters())
+    distance = [(y - first).norm() for y in (model(x), trained)]
+    assert 0 < distance[0] < distance[1]
+    average.restore(model.parameters())
+    assert_same(model(x), trained)
+
+
+def test_placeholders_of_a_weight_whose_bytes_are_elsewhere():
+    """DeepSpeed's ZeRO-3 keeps parts on its ranks, and saves and loads empty tensors in place of the parameters."""
+    layer, whole = QLinear.from_tensor(weights()), QLinear.from_tensor(weights(seed=1))
+    want, data = layer(X), layer.weight.data
+    layer.weight.data = torch.empty(0, dtype=torch.uint8)
+    state = layer.state_dict()
+    assert state["weight"].shape == (0,)
+    layer.load_state_dict(state)
+    with pytest.raises(qgemm.UnsupportedError, match=r"is uint8 \[40, 72\].*got torch.uint8 \[0\]"):
+        layer(X)
+    layer.weight.data = data
+    assert_same(layer(X), want)
+    with pytest.raises(RuntimeError, match=r"has torch.uint8 \[0\], this layer's is packed"):
+        whole.load_state_dict(state)
+
+
 def test_a_gradient_of_a_packed_weight_is_refused():
     """A layer refuses it, as does a model of such layers, and names the parameters that can train."""
     layer = QLinear.from_tensor(weights(), torch.nn.Parameter(normal(40)))

@@ -281,20 +281,33 @@ def _wrong_tensor(tensor: Tensor, wrong: str) -> Tensor:
 
 def execute(case: Case, folder: Path, seconds: float) -> tuple[bool, str]:
     """Convert and load the folder of a case -> (whether it is valid, the escape or "")."""
-    path, output = folder / "m", folder / "y.gguf"
-    with suppress(FileNotFoundError):
-        shutil.rmtree(path)
-    write(case, path)
+    _write_new(case, folder)
     start = time.thread_time()
-    valid, escape = _attempt(case, path, output)
+    valid, escape = _attempt(case, folder / "m", folder / "y.gguf")
     if not valid and not escape and time.thread_time() - start > seconds:
-        times = []
-        for _ in range(3):
-            start = time.thread_time()
-            _attempt(case, path, output)
-            times.append(time.thread_time() - start)
-        escape = f"is refused after {min(times):.3f} s" if min(times) > seconds else ""
+        least = _least_time(case, folder)
+        if least > seconds and (case.wrong in WRONG_TYPES or case.wrong.startswith("0x")):
+            # a NaN among the weights is found when they are read: a valid folder needs no less
+            seconds = _least_time(Case(case.base, "config.json", ("unknown key",), "null"), folder)
+        escape = f"is refused after {least:.3f} s" if least > seconds else ""
     return valid, escape
+
+
+def _write_new(case: Case, folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder / "m")
+    write(case, folder / "m")
+
+
+def _least_time(case: Case, folder: Path) -> float:
+    """The CPU time in seconds that the folder of a case needs, the least of three."""
+    _write_new(case, folder)
+    times = []
+    for _ in range(3):
+        start = time.thread_time()
+        _attempt(case, folder / "m", folder / "y.gguf")
+        times.append(time.thread_time() - start)
+    return min(times)
 
 
 def _attempt(case: Case, path: Path, output: Path) -> tuple[bool, str]:

@@ -14,6 +14,9 @@ INLINE f32x8 add_halves(f32x16 v) {
 // A vector that many instructions multiply.
 INLINE f32x16 load_operand(const f32x16* from) { return *from; }
 
+// A sum that later additions must not be merged with.
+INLINE i32x16 settle(i32x16 sum) { return sum; }
+
 // Concatenates four vectors of 16 bytes.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)a), (__m128i)b, 1);

@@ -80,7 +80,8 @@ def _agree(settings: Settings, other: Settings) -> bool:
 
 def refuse_packed(where: str, names: Collection[str]) -> None:
     """Raise CheckpointError if a tensor has the name of a packed one; names: of the tensors that were not decoded."""
-    for name in names:
+    suffixes = tuple(suffix for suffix, _, _ in PACKED)
+    for name in (name for name in names if name.endswith(suffixes)):
         for suffix, other, library in PACKED:
             stem = name.removesuffix(suffix)
             if stem != name and (not other or stem + other in names):

@@ -32,7 +32,9 @@ def pool() -> ctypes.CDLL | None:
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
     code.qgemm_multiply.restype = None
-    code.qgemm_replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    for replay in (code.qgemm_replay, code.qgemm_replay_experts):
+        replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    code.qgemm_experts_bytes.argtypes, code.qgemm_experts_bytes.restype = [ctypes.c_void_p], ctypes.c_int64
     code.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     code.qgemm_run.restype = None
     after_fork(code.qgemm_after_fork)
@@ -49,16 +51,22 @@ def pooled(source: Source) -> ctypes.CDLL | None:
 
 def ready() -> ctypes.CDLL:
     """The library, with the number of threads that is set now."""
-    global _threads, _knows_torch
-    code, threads = pool(), parallel.threads()
+    code = pool()
     assert code is not None, "`pooled` says so"
+    if parallel.threads() != _threads or (not _knows_torch and "torch" in sys.modules):
+        _adopt(code, parallel.threads())
+    return code
+
+
+def _adopt(code: ctypes.CDLL, threads: int) -> None:
+    """Set the number of threads, and use torch's own threads once it is imported."""
+    global _threads, _knows_torch
     if not _knows_torch and "torch" in sys.modules:
         _knows_torch = True
         _use_openmp(code)
     if threads != _threads and code.qgemm_threads(threads):
         _threads = threads
         logger.info("%d threads share a product on the CPU", threads)
-    return code
 
 
 def _use_openmp(code: ctypes.CDLL) -> None:
