@@ -127,7 +127,7 @@ class Llama:
             raise ValueError(f"{first + count} positions, the cache has {cache.keys.shape[2]}")
         x = self._embed(ids)
         angles = xp.arange(first, first + count, dtype=np.float32)[:, None, None] * self.frequencies
-        rotation = xp.cos(angles), xp.sin(angles)  # [T, 1, head size / 2]
+        rotation = (xp.cos(angles) + 1j * xp.sin(angles)).astype(np.complex64)  # [T, 1, head size / 2]
         for block in range(self.config.blocks):
             x = x + self._attention(block, self._norm(x, f"blk.{block}.attn_norm.weight"), rotation, cache)
             x = x + self._feed_forward(block, self._norm(x, f"blk.{block}.ffn_norm.weight"))
@@ -140,21 +140,22 @@ class Llama:
         return self.products.xp.asarray(rows.dequantize() if isinstance(rows, qgemm.Tensor) else rows)
 
     def _norm(self, x: Any, name: str) -> Any:
-        scale = 1 / self.products.xp.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(self.config.epsilon))
-        return x * scale * self.weights[name]
+        squares = (x * x).sum(axis=-1, keepdims=True) / np.float32(x.shape[-1])
+        return x / self.products.xp.sqrt(squares + np.float32(self.config.epsilon)) * self.weights[name]
 
-    def _attention(self, block: int, x: Any, rotation: tuple[Any, Any], cache: Cache) -> Any:
+    def _attention(self, block: int, x: Any, rotation: Any, cache: Cache) -> Any:
         c, xp, count, end = self.config, self.products.xp, len(x), cache.length + len(x)
         names = (f"blk.{block}.attn_{kind}.weight" for kind in ("q", "k", "v"))
         q, k, v = self.products.many(x, [self.weights[name] for name in names])
         keys, values = cache.keys[block, :, :end], cache.values[block, :, :end]
-        keys[:, cache.length :] = rotated(k.reshape(count, c.kv_heads, -1), rotation, xp).swapaxes(0, 1)
+        keys[:, cache.length :] = rotated(k.reshape(count, c.kv_heads, -1), rotation).swapaxes(0, 1)
         values[:, cache.length :] = v.reshape(count, c.kv_heads, -1).swapaxes(0, 1)
         # Heads that share keys are rows of one product: [KV heads, heads / KV heads * T, head size].
-        q = rotated(q.reshape(count, c.heads, -1), rotation, xp).swapaxes(0, 1).reshape(c.kv_heads, -1, c.head_size)
+        q = rotated(q.reshape(count, c.heads, -1), rotation).swapaxes(0, 1).reshape(c.kv_heads, -1, c.head_size)
         scores = (q @ keys.swapaxes(1, 2)).reshape(c.heads, count, end) / np.float32(c.head_size**0.5)
-        later = xp.arange(end) > xp.arange(cache.length, end)[:, None]
-        scores = xp.where(later, np.float32(-np.inf), scores)
+        if count > 1:
+            later = xp.arange(end) > xp.arange(cache.length, end)[:, None]
+            scores = xp.where(later, np.float32(-np.inf), scores)
         shares = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
         mixed = shares.reshape(c.kv_heads, -1, end) @ values
@@ -166,11 +167,9 @@ class Llama:
         return self.products.matmul(self.products.gated(x, gate, up), down)
 
 
-def rotated(x: Any, rotation: tuple[Any, Any], xp: Any) -> Any:
-    """Rotary positions of x [T, heads, head size]: files of this architecture rotate neighbouring pairs."""
-    cos, sin = rotation
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return xp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1).reshape(x.shape)
+def rotated(x: Any, rotation: Any) -> Any:
+    """Rotary positions of x [T, heads, head size]: neighbours are a complex number in files of this architecture."""
+    return (x.view(np.complex64) * rotation).view(np.float32)
 
 
 def place(tensor: qgemm.Tensor, products: Products) -> Any:
