@@ -11,6 +11,7 @@ import qgemm
 from qgemm.codec.float_types import float_dtype
 from qgemm.cpu import experts
 from qgemm.cpu.native import library
+from qgemm.cpu.plan import Plan
 from qgemm.routing import GATE_OF
 
 pytestmark = [pytest.mark.compiles, pytest.mark.skipif(bool(library.reason()), reason=library.reason())]
@@ -169,6 +170,17 @@ def test_an_id_that_is_no_expert_is_an_error_at_each_call(wrong):
         with pytest.raises(IndexError, match="there are experts 0 to 5"):
             qgemm.moe_matmul(x, w[0], bad)
     assert (out == 7).all()
+
+
+def test_ids_of_one_token_are_read_in_place():
+    """A row of a wider table has no gap: nothing is copied at a call."""
+    w, x, factors = layer(), numbers(1, K), np.ones((1, 2), np.float32)
+    table = np.arange(E * 2).reshape(2, E) % E
+    for row in table[:, :2]:
+        y = qgemm.moe(x, w[:2], w[2], row[None], factors)
+        assert_array_equal(y, qgemm.moe(x, w[:2], w[2], row[None].astype(np.int32), factors))
+        assert_array_equal(y, qgemm.moe(x, w[:2], w[2], table[:1, :2], factors))
+    assert not any(plan.converts for plan in w[2].plans.values() if isinstance(plan, Plan))
 
 
 def test_experts_of_no_token_are_not_used():

@@ -236,6 +236,46 @@ def test_a_small_product_wakes_no_thread_after_a_pause(pool, monkeypatch):
     assert sleepers(before) != used
 
 
+def test_one_row_avoids_an_openmp_whose_threads_are_late(pool, monkeypatch):
+    """For a while after a region that waited for a thread without work; several rows stay there."""
+    monkeypatch.setenv("QGEMM_THREADS", "2")
+    monkeypatch.setattr(parallel, "_chosen", None)
+    rng, regions = np.random.default_rng(4), []
+    w = random_tensor(qgemm.FORMATS["q4_0"], *LARGE, rng)
+    x = rng.standard_normal((4, LARGE[1]), np.float32)
+    expected = qgemm.matmul(x, w)
+    body_of = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    def region(body, argument, threads, flags):
+        regions.append(threads)
+        body_of(body)(argument)  # works on all chunks
+        time.sleep(0.002)
+        body_of(body)(argument)
+
+    two = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 2)
+    pool.qgemm_use_openmp(ctypes.cast(region, ctypes.c_void_p), ctypes.cast(two, ctypes.c_void_p))
+    try:
+        avoided = False
+        for _ in range(PATIENCE):  # a busy machine may need longer than the while between two products
+            assert_array_equal(qgemm.matmul(x, w), expected)
+            before = len(regions)
+            assert_array_equal(qgemm.matmul(x[:1], w), qgemm.matmul(x[:1], w))
+            avoided |= len(regions) == before
+        assert avoided
+        before = len(regions)
+        qgemm.matmul(x, w)
+        assert len(regions) > before
+        before, end = len(regions), time.monotonic() + PATIENCE
+        while len(regions) == before and time.monotonic() < end:
+            time.sleep(0.02)
+            qgemm.matmul(x[:1], w)
+        assert len(regions) > before
+    finally:
+        pool.qgemm_use_openmp(None, None)
+        monkeypatch.setattr(pools, "_knows_torch", False)
+
+
 def test_as_many_threads_as_are_chosen(monkeypatch, pool):
     """By the environment or by qgemm.threads; the caller is one of them."""
     rng = np.random.default_rng(2)

@@ -6,16 +6,18 @@
 // closed. A call that finds the pool busy does its job alone, and so does one whose job is small (worth_sharing). Idle
 // threads spin for a millisecond, then sleep.
 //
-// Where torch has threads of an OpenMP runtime, products of several rows of x run on those: they spin after each of
-// torch's operations, for milliseconds, on the cores that the pool's threads would need, and the other way round. One
-// row of x stays with the pool's own threads: torch then has few operations of several threads between products, and
-// the runtime's barrier would wait for a thread that other processes have delayed.
+// Where torch has threads of an OpenMP runtime, products run on those: they spin after each of torch's operations, for
+// milliseconds, on the cores that the pool's threads would need, and the other way round. But a region of OpenMP ends
+// when all its threads have joined it, also those that other processes delay and that find nothing left to do. After
+// such a wait, products of one row of x, which are short beside it, run on the pool's own threads for a while.
 #define _GNU_SOURCE
 #include "threads.h"
 
 #include "calls.h"
 
 enum { MAX_HELPERS = 255, SPIN_NS = 1000000, SPINS = 4096 };
+
+enum { LATE_NS = 500000, AVOIDED_NS = 100000000 };  // a wait for late threads of OpenMP, and how long it is remembered
 
 // Multiply-adds of a job from which on other threads save more time than they cost, at some 20 a nanosecond: threads
 // that still spin cost 2 us, while waking them costs the caller 10 to 20 us, and where a core is busy the wait for it.
@@ -31,7 +33,9 @@ typedef struct {
 static struct {
     void (*_Atomic parallel)(void (*body)(void*), void* argument, unsigned threads, unsigned flags);  // GOMP_parallel
     int (*max_threads)(void);
-    _Atomic int next;  // the number of the next thread that joins a job
+    _Atomic int next;         // the number of the next thread that joins a job
+    _Atomic int64_t worked;   // when a thread last ended its part of a job
+    _Atomic int64_t avoided;  // until when jobs of one row run elsewhere
 } openmp;
 
 static struct {
@@ -50,16 +54,20 @@ static struct {
     thread_start starts[MAX_HELPERS];
 } pool;
 
-// Works on the thread's own run, then on those of the threads after it.
-static void work_chunks(int self) {
+// Works on the thread's own run, then on those of the threads after it; returns whether anything was left to do.
+static int work_chunks(int self) {
     const int threads = pool.shares;
+    int worked = 0;
     for (int i = 0; i < threads; ++i) {
         run* share = &pool.runs[(self + i) % threads];
         while (atomic_load(&share->next) < share->last) {
             const int64_t first = atomic_fetch_add(&share->next, pool.chunk), last = first + pool.chunk;
-            if (first < share->last) pool.work(pool.argument, first, last < share->last ? last : share->last);
+            if (first >= share->last) continue;
+            pool.work(pool.argument, first, last < share->last ? last : share->last);
+            worked = 1;
         }
     }
+    return worked;
 }
 
 // Divides the items into runs of whole chunks whose lengths differ by at most one chunk.
@@ -119,12 +127,15 @@ static void stop_helpers(void) {
 
 static void join_openmp(void* unused) {
     (void)unused;
-    work_chunks(atomic_fetch_add(&openmp.next, 1) % pool.shares);
+    if (work_chunks(atomic_fetch_add(&openmp.next, 1) % pool.shares)) atomic_store(&openmp.worked, now_ns());
 }
 
 // Whether the job runs on the threads of OpenMP: only where these are as many, since the runtime ends threads that a
 // smaller region does not need and starts them again for the next one.
-static int runs_on_openmp(int threads) { return atomic_load(&openmp.parallel) && openmp.max_threads() == threads; }
+static int runs_on_openmp(int threads, int64_t rows) {
+    return atomic_load(&openmp.parallel) && openmp.max_threads() == threads &&
+           (rows > 1 || now_ns() > atomic_load(&openmp.avoided));
+}
 
 // Whether a job is large enough for other threads. After a pause they sleep, and a small job does not wake them; the
 // next one of a series does.
@@ -136,10 +147,12 @@ static int worth_sharing(int64_t steps) {
 static void share(work_fn work, const void* argument, int64_t count, int64_t chunk, int64_t rows) {
     const int threads = atomic_load(&pool.wanted_helpers) + 1;
     pool.work = work, pool.argument = argument, pool.chunk = chunk;
-    if (rows > 1 && runs_on_openmp(threads)) {
+    if (runs_on_openmp(threads, rows)) {
         share_out(count, threads);
         atomic_store(&openmp.next, 0);
         atomic_load (&openmp.parallel)(join_openmp, 0, (unsigned)threads, 0);
+        const int64_t end = now_ns();
+        if (end - atomic_load(&openmp.worked) > LATE_NS) atomic_store(&openmp.avoided, end + AVOIDED_NS);
         return;
     }
     start_helpers();
@@ -187,6 +200,7 @@ int qgemm_threads(int count) {
 // Lets jobs run on the threads of an OpenMP runtime, by its GOMP_parallel and omp_get_max_threads; null: by none.
 void qgemm_use_openmp(void* parallel, void* max_threads) {
     openmp.max_threads = (int (*)(void))max_threads;
+    atomic_store(&openmp.avoided, 0);
     atomic_store(&openmp.parallel, (void (*)(void (*)(void*), void*, unsigned, unsigned))parallel);
 }
 

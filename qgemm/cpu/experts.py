@@ -177,7 +177,8 @@ def _read_table(array: Any, codes: Mapping[str, int], offset: int) -> tuple[int 
     library = array_library(array)
     name = library.type(array)
     size = SIZES.get(name) or ID_BYTES.get(name, 1)
-    gaps = library.strides(array) != (array.shape[1] * size, size)
+    steps = zip(array.shape, library.strides(array), (array.shape[1] * size, size), strict=True)
+    gaps = any(stride != step for length, stride, step in steps if length > 1)
     return codes.get(name), Argument(
         library.pointer, prod(array.shape) * size, size, library.copy if gaps else None, offset
     )

@@ -8,7 +8,7 @@ another kind of tensor, takes the way of `QLinear.forward`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
@@ -18,16 +18,13 @@ from qgemm.cpu.fast_path import replay
 from qgemm.cpu.plan import address_of
 from qgemm.tensor import Tensor
 
-if TYPE_CHECKING:
-    from .linear import QLinear
-
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 GUARDS: Any = getattr(_guards, "TensorGuards", ())  # () is no class of anything
 
-Replay = Callable[["QLinear", torch.Tensor], torch.Tensor | None]
+Replay = Callable[[Any, torch.Tensor], torch.Tensor | None]  # called with a QLinear, which imports this, and with x
 
 
-def replay_of(layer: QLinear, x: torch.Tensor, packed: object) -> Replay | None:
+def replay_of(layer: Any, x: torch.Tensor, packed: object) -> Replay | None:
     """The call that a layer just made on x, for later ones; None where there is no plan of it, as on a GPU.
 
     The layer has no LoRA, view or siblings. The Replay gives None where a call is another one. It keeps no weight
@@ -45,7 +42,7 @@ def replay_of(layer: QLinear, x: torch.Tensor, packed: object) -> Replay | None:
         return None
     weight_of, address, has_bias = ref(weight), weight.data_ptr(), bias is not None
 
-    def call(layer: QLinear, x: torch.Tensor) -> torch.Tensor | None:
+    def call(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
         parameters = layer._parameters
         weight: Any = parameters["weight"]
         if (

@@ -34,8 +34,8 @@ def tasks() -> set[str]:
     return set(os.listdir("/proc/self/task"))
 
 
-@pytest.mark.parametrize(("rows", "of_torch", "new"), [(4, 2, 0), (40, 2, 0), (1, 2, 1), (4, 1, 1)])
-def test_several_rows_run_on_the_threads_of_torch(rows, of_torch, new):
+@pytest.mark.parametrize(("rows", "of_torch", "new"), [(4, 2, 0), (40, 2, 0), (1, 2, 0), (4, 1, 1), (1, 1, 1)])
+def test_products_run_on_the_threads_of_torch(rows, of_torch, new):
     """Where torch has as many threads: no thread is started then, and y has the bits of one thread."""
     w = qgemm.quantize(np.random.default_rng(0).standard_normal((N, K), np.float32), "q4_0")
     x = torch.randn(rows, K)

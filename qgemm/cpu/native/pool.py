@@ -75,7 +75,7 @@ def _use_openmp(code: ctypes.CDLL) -> None:
         with suppress(OSError, AttributeError):
             runtime = ctypes.CDLL(path)
             code.qgemm_use_openmp(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in OPENMP))
-            logger.info("products of several rows run on the threads of %s", path)
+            logger.info("products run on the threads of %s", path)
             return
 
 
