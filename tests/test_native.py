@@ -14,7 +14,7 @@ import qgemm
 from qgemm.arguments import KINDS
 from qgemm.codec.error_bound import a16_bound, excess, magnitudes
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import E4M3
+from qgemm.codec.group_activations import E4M3, MIN_MAGNITUDE
 from qgemm.cpu import native
 from qgemm.cpu.native import calls, libraries, library, products
 from qgemm.formats import format_of
@@ -226,6 +226,17 @@ def test_activations_are_numpys(count, monkeypatch):
     want = qgemm.quantize_activations(x.reshape(1, -1)).blocks if count else qgemm.quantize_activations(x).blocks
     for name in ("d", "s", "qs"):
         assert_array_equal(blocks[name], want[name])
+
+
+def test_groups_of_the_least_magnitude(monkeypatch):
+    """A group whose largest number is MIN_MAGNITUDE has codes, one below it has zeros, as NumPy decides."""
+    x = np.zeros((4, 256), np.float32)
+    least = np.float32(MIN_MAGNITUDE)
+    x[:, 5] = least, -least, np.nextafter(least, np.float32(0)), 0
+    blocks = qgemm.quantize_activations(x, "a8_g256").blocks
+    assert [codes.any() for codes in blocks["qs"]] == [True, True, False, False]
+    monkeypatch.setenv("QGEMM_CPU", "numpy")
+    assert_array_equal(blocks, qgemm.quantize_activations(x, "a8_g256").blocks)
 
 
 @pytest.mark.parametrize("m", [1, 17, 100])
