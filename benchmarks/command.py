@@ -10,7 +10,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +38,7 @@ from .results import Results
 MODES = ("gpu", "cpu", "convert", "encode", "moe", "shard")  # exclusive: benchmarks, and the device of products
 SHARED_OPTIONS = ("formats", "activations", "shapes", "m", "repeats")  # valid with --gpu and --cpu
 GPU_OPTIONS = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
-GGML_OPTIONS = ("ggml", "ggml_avx2")
+GGML_OPTIONS = ("ggml", "ik", "ggml_avx2")
 
 
 DESCRIPTION = """\
@@ -109,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--merge", action="store_true", help="keep the other rows of PATH if GPU and kernels are the same")
     ggml = parser.add_argument_group("with --cpu and --encode")
     ggml.add_argument("--ggml", metavar="PATH", type=Path, nargs="+", help="folders with builds of ggml's CPU library")
+    ggml.add_argument("--ik", metavar="PATH", type=Path, help="a folder with a build of ik_llama.cpp's ggml library")
     ggml.add_argument("--ggml-avx2", metavar="PATH", type=Path, help="also without AVX-512, beside this build")
 
 
@@ -147,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, "a GPU", GGML_OPTIONS)
         return run_gpu(args)
     refuse(args, "the CPU", GPU_OPTIONS)
-    if args.ggml or args.ggml_avx2:
+    if args.ggml or args.ik or args.ggml_avx2:
         return run_beside_ggml(args)
     options = cpu.Options(**{name: value for name in SHARED_OPTIONS if (value := getattr(args, name)) is not None})
     size = f"{options.shapes[0][0]} x {options.shapes[0][1]}" if len(options.shapes) == 1 else "several shapes"
@@ -164,12 +165,12 @@ def report(path: Path) -> int:
 
 def run_encoders_beside_ggml(args: argparse.Namespace) -> int:
     """The rows of benchmarks.encoders."""
-    refuse(args, "encoders", ("activations", "m", "shapes", "ggml_avx2", *GPU_OPTIONS))
+    refuse(args, "encoders", ("activations", "m", "shapes", "ik", "ggml_avx2", *GPU_OPTIONS))
     names = [fmt.name for fmt in args.formats] if args.formats else encoders.NAMES
     if unknown := [name for name in names if name not in encoders.NAMES]:
         raise UsageError(f"ggml encodes {', '.join(encoders.NAMES)}, not {', '.join(unknown)}")
     results = encoders.run(args.ggml[0], names, args.repeats or encoders.ROUNDS)
-    return show_beside_ggml(args, encoders, results, "encode_cpu")
+    return show_beside_ggml(args, encoders, results, "encode_cpu", lambda path: encoders.document(results))
 
 
 def refuse(args: argparse.Namespace, benchmark: str, names: Sequence[str]) -> None:
@@ -193,21 +194,26 @@ def run_cpu(args: argparse.Namespace, rows: Sequence[cpu.Row], size: str) -> int
 def run_beside_ggml(args: argparse.Namespace) -> int:
     """The rows of benchmarks.contest."""
     if not args.ggml:
-        raise UsageError("--ggml-avx2 needs --ggml")
+        raise UsageError(f"--{'ik' if args.ik else 'ggml-avx2'} needs --ggml")
     refuse(args, "--ggml", ("activations", "m"))
     names = [fmt.name for fmt in args.formats] if args.formats else contest.NAMES
     if unknown := [name for name in names if name not in contest.NAMES]:
         raise UsageError(f"--ggml compares {', '.join(contest.NAMES)}, not {', '.join(unknown)}")
-    options = contest.Options(args.ggml, args.ggml_avx2, names, args.shapes or contest.SHAPES)
+    options = contest.Options(args.ggml, args.ik, args.ggml_avx2, names, args.shapes or contest.SHAPES)
     results = contest.run(options._replace(rounds=args.repeats) if args.repeats else options)
-    return show_beside_ggml(args, contest, results, "cpu")
+    return show_beside_ggml(
+        args, contest, results, "cpu", lambda path: contest.file_text(contest.merged(path, results))
+    )
 
 
-def show_beside_ggml(args: argparse.Namespace, benchmark: ModuleType, results: Any, stem: str) -> int:
+def show_beside_ggml(
+    args: argparse.Namespace, benchmark: ModuleType, results: Any, stem: str, document: Callable[[Path], str]
+) -> int:
     """Print the results of a benchmark beside ggml, write them to STEM.json under --out; 1 if goals were missed."""
     print(benchmark.table(results))
     if args.out is not None:
-        write_file(output_path(args.out, stem), benchmark.document(results).encode())
+        path = output_path(args.out, stem)
+        write_file(path, document(path).encode())
     if args.goals and (missed := benchmark.missed(results)):
         print(f"{missed} goals missed", file=sys.stderr)
         return 1

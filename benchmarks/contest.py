@@ -1,4 +1,4 @@
-"""Products on the CPU beside ggml's CPU library and, for "a16", NumPy on dense float32 weights."""
+"""Products on the CPU beside the CPU libraries of ggml and ik_llama.cpp, and for "a16" NumPy on dense weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +24,13 @@ from qgemm.parallel import workers
 from qgemm.tensor import Tensor
 from qgemm.text import columns
 
-from .ggml import LAYOUTS, Ggml
-from .goals import A16_OVER_A8, FIRST_S, HOST_US, OVER_GGML, OVER_GGML_AVX2, OVER_NUMPY, WARM_MS
+from .ggml import LAYOUTS, Ggml, IkLlama
+from .goals import A16_OVER_A8, FIRST_S, HOST_US, OVER_GGML, OVER_GGML_AVX2, OVER_IK, OVER_NUMPY, WARM_MS
 from .turns import Calls, Worker, burst, least
 
 COMPARED = ("q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q4_1", "q5_0", "q5_1", "mxfp4")
-OTHERS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs")  # without goals, measured for the first shape only
+GRIDS = ("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s")
+OTHERS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs", "nvfp4", *GRIDS)  # measured for the first shape only
 NAMES = (*COMPARED, *OTHERS)
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
 ROWS = ((1, "hot"), (1, "DRAM"), (16, "hot"), (512, "hot"))  # M, source of W
@@ -37,14 +38,18 @@ AVX2 = (("q4_0", 1), ("q4_0", 128), ("q4_k", 1), ("q4_k", 128))  # formats and M
 AVX2_COMPILER = "cc -mno-avx512f -mno-avxvnni"
 ROTATED = 128 << 20  # bytes of weights multiplied in turn for "DRAM": more than the caches hold
 ROUNDS = 7
-DISAGREEMENT = 0.03  # largest difference to ggml, relative to max |y|: both quantize x, in different ways
-NUMPY, GGML = "NumPy", tuple(f"ggml {layout}" for layout in LAYOUTS)
+# The largest difference to each library, relative to max |y|: all quantize x, in different ways. Sums of ik_llama.cpp
+# saturate for the random levels of iq4_xs.
+DISAGREEMENT = {Ggml.name: 0.03, IkLlama.name: 0.2}
+NUMPY = "NumPy"
+GGML, IK = (tuple(f"{library.name} {layout}" for layout in LAYOUTS) for library in (Ggml, IkLlama))
 
 
 class Options(NamedTuple):
-    """Folders with builds of ggml, one with a build without AVX-512, formats, shapes, rounds of bursts."""
+    """Folders with builds of ggml, of ik_llama.cpp, of ggml without AVX-512; formats, shapes, rounds of bursts."""
 
     ggml: Sequence[Path]
+    ik: Path | None = None
     avx2: Path | None = None
     names: Sequence[str] = NAMES
     shapes: Sequence[tuple[int, int]] = SHAPES
@@ -83,21 +88,34 @@ class Row(NamedTuple):
     def goals(self) -> Iterator[tuple[str, float, float, float]]:
         """Its comparisons: a name, the measured ratio, the required ratio and the aim."""
         case, ms = self.case, self.ms
-        theirs = min((ms[name] for name in GGML if name in ms), default=None)
-        ratio = None if theirs is None else theirs / ms["a8"]
-        if case.isa == "AVX2" and ratio is not None:
-            yield "ggml / a8", ratio, OVER_GGML_AVX2, OVER_GGML_AVX2
-        elif ratio is not None:
-            goals = OVER_GGML.get(case.format) if (case.n, case.k) == SHAPES[0] else None
-            yield "ggml / a8", ratio, *(goals[ROWS.index((case.m, case.where))] if goals else (0.0, 0.0))
+        ggml, ik = (over(ms, "a8", theirs) for theirs in (GGML, IK))
+        if case.isa == "AVX2" and ggml is not None:
+            yield "ggml / a8", ggml, OVER_GGML_AVX2, OVER_GGML_AVX2
+        elif ggml is not None:  # its goals are of CPUs with AVX-512, where ik_llama.cpp is not measured
+            yield "ggml / a8", ggml, *self._goals(OVER_GGML if ik is None else {})
+        if ik is not None:
+            yield "ik / a8", ik, *self._goals(OVER_IK)
         if NUMPY in ms and case.m in OVER_NUMPY:
             yield f"{NUMPY} / a16", ms[NUMPY] / ms["a16"], *OVER_NUMPY[case.m]
         if case.m == 1 and "a16" in ms and case.where == "hot":
             yield "a8 / a16", ms["a8"] / ms["a16"], 1 / A16_OVER_A8, 1.0
 
+    def _goals(self, goals: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[float, float]:
+        """The required ratio and the aim, zeros for a format or shape without."""
+        case = self.case
+        if case.format not in goals or (case.n, case.k) != SHAPES[0]:
+            return 0.0, 0.0
+        return goals[case.format][ROWS.index((case.m, case.where))]
+
     def document(self) -> dict[str, Any]:
         """For JSON."""
         return {**self.case._asdict(), "ms": {name: float(f"{ms:.4g}") for name, ms in self.ms.items()}}
+
+
+def over(ms: Mapping[str, float], ours: str, theirs: Iterable[str]) -> float | None:
+    """The least of their times over ours; None where they were not measured."""
+    least_ms = min((ms[name] for name in theirs if name in ms), default=None)
+    return None if least_ms is None else least_ms / ms[ours]
 
 
 def ours(activations: Sequence[Activation]) -> Callable[[Case], Calls]:
@@ -115,15 +133,17 @@ def ours(activations: Sequence[Activation]) -> Callable[[Case], Calls]:
     return prepare
 
 
-def of_ggml(folder: Path, threads: int) -> Callable[[Case], Calls]:
-    """In a worker: ggml's products, by layout."""
-    library = Ggml(folder, threads)
+def of_ggml(folder: Path, threads: int, kind: type[Ggml] = Ggml) -> Callable[[Case], Calls]:
+    """In a worker: the products of ggml or ik_llama.cpp, by layout."""
+    library = kind(folder, threads)
 
     def prepare(case: Case) -> Calls:
         blocks, x, fmt = case.blocks(), case.x(), FORMATS[case.format]
         copies = case.copies(blocks.nbytes)
-        variants = {name: [library.product(fmt, blocks, x, layout) for _ in range(copies)]
-                for name, layout in zip(GGML, LAYOUTS, strict=True)}  # fmt: skip
+        variants = {
+            f"{kind.name} {layout}": [library.product(fmt, blocks, x, layout) for _ in range(copies)]
+            for layout in LAYOUTS
+        }
         calls = {
             name: [product for product in copies_of_w if product]
             for name, copies_of_w in variants.items()
@@ -154,9 +174,11 @@ def of_numpy() -> Callable[[Case], Calls]:
 def run(options: Options) -> dict[str, Any]:
     """All rows as a document; the fastest of several builds of ggml counts in each row."""
     threads = workers()
-    version = Ggml(options.ggml[0], threads).version
+    version = Ggml(options.ggml[0], threads).version()
     counts = {"QGEMM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     pool = {f"ggml {i}": Worker(of_ggml, (path, threads), counts) for i, path in enumerate(options.ggml)}
+    if options.ik is not None:
+        pool["ik"] = Worker(of_ggml, (options.ik, threads, IkLlama), counts)
     pool |= {"qgemm": Worker(ours, (ACTIVATIONS,), counts), NUMPY: Worker(of_numpy, (), counts)}
     cases = [
         Case(name, *shape, *row)
@@ -175,7 +197,8 @@ def run(options: Options) -> dict[str, Any]:
         cases = [Case(name, *SHAPES[0], m, isa="AVX2") for name, m in AVX2 if name in options.names]
         rows_measured += measured(pool, cases, options.rounds)
     rows = [row.document() for row in rows_measured]
-    return {"cpu": cpu_name(), "threads": threads, "ggml": version, **host(), "rows": rows}
+    facts = {"cpu": cpu_name(), "isa": isa(), "threads": threads, "ggml": version}
+    return {**facts, **({} if options.ik is None else {"ik": built_from(options.ik)}), **host(), "rows": rows}
 
 
 def measured(pool: Mapping[str, Worker], cases: Sequence[Case], rounds: int) -> Iterator[Row]:
@@ -185,17 +208,18 @@ def measured(pool: Mapping[str, Worker], cases: Sequence[Case], rounds: int) -> 
         ms: dict[str, float] = {}
         for (owner, name), seconds in least(able, case, rounds).items():
             ms[name] = min(1e3 * seconds, ms.get(name, np.inf))
-            if name in GGML:
-                check(case, pool["qgemm"].ask("result", "a8"), pool[owner].ask("result", name))
+            if name in (*GGML, *IK):
+                limit = DISAGREEMENT[name.split()[0]]
+                check(case, pool["qgemm"].ask("result", "a8"), pool[owner].ask("result", name), limit)
         yield Row(case, ms)
     for worker in pool.values():
         worker.close()
 
 
-def check(case: Case, y: Any, theirs: Any) -> None:
-    """QgemmError if two products differ by more than DISAGREEMENT."""
+def check(case: Case, y: Any, theirs: Any, limit: float) -> None:
+    """QgemmError if two products differ by more than the limit, relative to the largest number."""
     worst = float(np.abs(y - theirs).max() / np.abs(theirs).max())
-    if not worst <= DISAGREEMENT:
+    if not worst <= limit:
         raise QgemmError(f"{case}: y differs from ggml's by {worst:.3g} of its largest number")
 
 
@@ -239,31 +263,57 @@ def first_use(cache: str) -> float:
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
+def cpu_facts() -> dict[str, str]:
+    """The lines of /proc/cpuinfo about the first CPU, by name."""
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def isa() -> str:
+    """The widest vector instructions of the CPU, "" where they are not known."""
+    flags = cpu_facts().get("flags", "").split()
+    return next((name for name, flag in (("AVX-512", "avx512bw"), ("AVX2", "avx2")) if flag in flags), "")
+
+
+def built_from(folder: Path) -> str:
+    """The commit of the sources that CMake built a folder from."""
+    lines = (folder / "CMakeCache.txt").read_text().splitlines()
+    source = next(line.partition("=")[2] for line in lines if line.startswith("CMAKE_HOME_DIRECTORY"))
+    command = ["git", "-C", source, "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def cpu_name() -> str:
     """The CPU, by name, family and model."""
-    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    facts = cpu_facts()
     numbers = (f", {name.removeprefix('cpu ')} {facts[name]}" for name in ("cpu family", "model") if name in facts)
     return facts.get("model name", "a CPU without a name") + "".join(numbers)
 
 
 def table(results: Mapping[str, Any]) -> str:
     """The document for a terminal, each row with its goals."""
-    head = ("format", "N x K", "M", "W", "a8 ms", "a16 ms", *GGML, NUMPY, "times as fast (required, aim)")
+    head = ("format", "N x K", "M", "W", "a8 ms", "a16 ms", *GGML, *IK, NUMPY, "times as fast (required, aim)")
     cells = []
     for row in rows_of(results):
         case, ms = row.case, row.ms
-        times = (f"{ms[name]:.3f}" if name in ms else "" for name in ("a8", "a16", *GGML, NUMPY))
+        times = (f"{ms[name]:.3f}" if name in ms else "" for name in ("a8", "a16", *GGML, *IK, NUMPY))
         goals = (f"{comparison} {ratio:.2f}" + (f" ({must:.2f}, {aim:.2f})" + "!" * (ratio < must)) * bool(must)
                  for comparison, ratio, must, aim in row.goals())  # fmt: skip
         where = case.where if case.isa == "native" else case.isa
         cells.append((case.format, f"{case.n}x{case.k}", str(case.m), where, *times, "; ".join(goals)))
     facts = (
-        f"{results['cpu']}, {results['threads']} threads, ggml {results['ggml']}",
+        machine(results),
         f"us of a call: a8 {results['host_us_a8']}, a16 {results['host_us_a16']} (at most {HOST_US:g}); first product: "
         f"cache empty {results['first_s']} s ({FIRST_S:g}), filled {results['warm_ms']} ms ({WARM_MS:g})",
     )
-    return "\n".join([*facts, "", columns("<<><>>>>><", [head, *cells])])
+    return "\n".join([*facts, "", columns("<<><>>>>>>><", [head, *cells])])
+
+
+def machine(results: Mapping[str, Any]) -> str:
+    """The CPU, its threads, and the versions of the libraries."""
+    cpu = f"{results['cpu']}, {results['isa']}" if results["isa"] else results["cpu"]
+    ik = f", ik_llama.cpp {results['ik']}" if "ik" in results else ""
+    return f"{cpu}, {results['threads']} threads, ggml {results['ggml']}{ik}"
 
 
 def rows_of(results: Mapping[str, Any]) -> list[Row]:
@@ -276,6 +326,33 @@ def missed(results: Mapping[str, Any]) -> int:
     misses = [ratio < must for row in rows_of(results) for _, ratio, must, _ in row.goals()]
     misses += [results[f"host_us_{activation}"] > HOST_US for activation in ACTIVATIONS]
     return sum([*misses, results["first_s"] > FIRST_S, results["warm_ms"] > WARM_MS])
+
+
+def runs(path: Path) -> list[dict[str, Any]]:
+    """The documents of a file, one for each CPU."""
+    return list(json.loads(path.read_text())["runs"])
+
+
+def merged(path: Path, results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The documents of a file with this one in it: rows of the same CPU that were not measured again stay."""
+    before = runs(path) if path.is_file() else []
+    same = next((run for run in before if run["cpu"] == results["cpu"]), None)
+    if same is None:
+        return [*before, results]
+    rows = {row.case: row for row in (*rows_of(same), *rows_of(results))}
+    combined = {**results, "rows": [row.document() for row in rows.values()]}
+    return [combined if run is same else run for run in before]
+
+
+def file_text(every_run: Iterable[Mapping[str, Any]]) -> str:
+    """The JSON of a file with the documents of several CPUs."""
+    texts = ",\n".join(document(results).rstrip() for results in every_run)
+    return f'{{"runs": [\n{texts}\n]}}\n'
+
+
+def text_with(path: Path, results: Mapping[str, Any]) -> str:
+    """The JSON of a file after results were merged into it."""
+    return file_text(merged(path, results))
 
 
 def document(results: Mapping[str, Any]) -> str:

@@ -117,7 +117,7 @@ def of_ggml(folder: Path) -> Callable[[Case], Calls]:
 
 def run(ggml: Path, names: Sequence[str] = NAMES, rounds: int = ROUNDS) -> dict[str, Any]:
     """All rows as a document; QgemmError for bytes that are not ggml's."""
-    threads, version = workers(), Ggml(ggml, 1).version
+    threads, version = workers(), Ggml(ggml, 1).version()
     pool = {GGML: Worker(of_ggml, (ggml,)), OURS: Worker(ours, (), {"QGEMM_THREADS": str(threads)})}
     rows = [row.document() for row in measured(pool, cases(names), rounds)]
     return {"cpu": cpu_name(), "threads": threads, "ggml": version, "rows": rows}

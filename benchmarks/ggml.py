@@ -1,4 +1,7 @@
-"""ggml's CPU library through ctypes: products by a graph with one ggml_mul_mat, weights as in the file or repacked."""
+"""CPU libraries of ggml and ik_llama.cpp through ctypes: products by a graph with one ggml_mul_mat.
+
+Weights are as in the file or repacked: by ggml in an extra type of buffer, by ik_llama.cpp in place.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,17 @@ from qgemm.codec.format import Blocks, Format
 from qgemm.codec.packing import Floats
 from qgemm.errors import QgemmError
 
-LAYOUTS = ("file", "repack")  # for W: ggml's default buffer type, and the extra one that interleaves rows
+LAYOUTS = ("file", "repack")  # for W: as in the file, and with interleaved rows
 F32 = 0  # GGML_TYPE_F32
 MATRICES = 1 << 20  # bytes of a context with a graph and the records of its tensors
 POOL_PARAMETERS = 4096  # bytes; large enough for ggml_threadpool_params of any version
 POINTERS = (
     "ggml_init", "ggml_new_tensor_2d", "ggml_mul_mat", "ggml_new_graph", "ggml_backend_alloc_ctx_tensors_from_buft",
-    "ggml_backend_get_default_buffer_type", "ggml_backend_reg_get_proc_address", "ggml_backend_reg_dev_get",
+    "ggml_backend_get_default_buffer_type",
 )  # fmt: skip
-CPU_POINTERS = ("ggml_backend_cpu_init", "ggml_backend_cpu_reg", "ggml_threadpool_new")
+REGISTRY = ("ggml_backend_reg_get_proc_address", "ggml_backend_reg_dev_get")
+CPU_REGISTRY = ("ggml_backend_cpu_reg", "ggml_threadpool_new")
+REPACK = "iqk_repack_tensor"  # a function of ik_llama.cpp
 
 
 SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
@@ -38,45 +43,70 @@ class InitParams(ctypes.Structure):
 class Ggml:
     """The libraries that CMake built below a folder, and a backend with its own pool of threads."""
 
+    name = "ggml"
+
     def __init__(self, folder: Path, threads: int) -> None:
-        self.base, self.cpu = (_library(folder, name) for name in ("libggml-base.so", "libggml-cpu.so"))
-        for library, names in ((self.base, POINTERS), (self.cpu, CPU_POINTERS)):
+        self.base, self.cpu = self._libraries(folder)
+        for name in POINTERS:
+            getattr(self.base, name).restype = ctypes.c_void_p
+        self.cpu.ggml_backend_cpu_init.restype = ctypes.c_void_p
+        self.base.ggml_type_name.restype = ctypes.c_char_p
+        self.base.ggml_backend_supports_op.restype = ctypes.c_bool
+        self.backend = _pointer(self.cpu.ggml_backend_cpu_init())
+        self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
+        self.buffers = {"file": _pointer(self.base.ggml_backend_get_default_buffer_type(self.backend))}
+        self._set_up(threads)
+
+    def _libraries(self, folder: Path) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+        """The library of tensors and that of the CPU."""
+        return _library(folder, "libggml-base.so"), _library(folder, "libggml-cpu.so")
+
+    def _set_up(self, threads: int) -> None:
+        """Start the pool of threads and list the types of buffers."""
+        for library, names in ((self.base, REGISTRY), (self.cpu, CPU_REGISTRY)):
             for name in names:
                 getattr(library, name).restype = ctypes.c_void_p
-        self.base.ggml_version.restype = self.base.ggml_backend_buft_name.restype = ctypes.c_char_p
-        self.base.ggml_backend_supports_op.restype = ctypes.c_bool
         self.base.ggml_log_set(SILENT, None)
-        self.version = self.base.ggml_version().decode()
-        self.backend = _pointer(self.cpu.ggml_backend_cpu_init())
+        self.base.ggml_version.restype = self.base.ggml_backend_buft_name.restype = ctypes.c_char_p
         parameters = ctypes.create_string_buffer(POOL_PARAMETERS)
         self.base.ggml_threadpool_params_init(parameters, threads)
-        pool = _pointer(self.cpu.ggml_threadpool_new(parameters))
-        self.cpu.ggml_backend_cpu_set_n_threads(self.backend, threads)
-        self.cpu.ggml_backend_cpu_set_threadpool(self.backend, pool)
-        self.buffers = {"file": _pointer(self.base.ggml_backend_get_default_buffer_type(self.backend))}
+        self.cpu.ggml_backend_cpu_set_threadpool(self.backend, _pointer(self.cpu.ggml_threadpool_new(parameters)))
         if (repack := self._extra_buffers().get("CPU_REPACK")) is not None:
             self.buffers["repack"] = repack
 
+    def version(self) -> str:
+        """The version of the library."""
+        return str(self.base.ggml_version().decode())
+
+    def repack(self, w: ctypes.c_void_p, layout: str) -> None:
+        """Interleave the rows of a tensor that holds its weights; here the type of its buffer has done so."""
+
     def product(self, fmt: Format, blocks: Blocks, x: Floats, layout: str) -> Product | None:
-        """The product of x [M, K] and W [N, K] in a layout; None if ggml has no kernel for it."""
+        """The product of x [M, K] and W [N, K] in a layout; None if the library has no kernel for it."""
         buffer = self.buffers.get(layout)
         assert fmt.ggml_type is not None, f"{fmt} is no type of ggml"
+        if buffer is None or not self.base.ggml_type_name(fmt.ggml_type):
+            return None
         k, weights, graph = x.shape[1], self._context(), self._context()
         w = self._matrix(weights, fmt.ggml_type, len(blocks), k)
-        if buffer is None:
-            return None
         buffers = [self._allocated(weights, buffer)]
         operand = self._matrix(graph, F32, len(x), k)
         y = _pointer(self.base.ggml_mul_mat(graph, w, operand))
         if not self.base.ggml_backend_supports_op(self.backend, y):
             self.free(buffers, [weights, graph])
             return None
+        self._copy(w, blocks)
+        self.repack(w, layout)
         nodes = _pointer(self.base.ggml_new_graph(graph))
         self.base.ggml_build_forward_expand(nodes, y)
         buffers.append(self._allocated(graph, self.buffers["file"]))
-        for tensor, array in ((w, np.ascontiguousarray(blocks)), (operand, np.ascontiguousarray(x))):
-            self.base.ggml_backend_tensor_set(tensor, _data(array), ctypes.c_size_t(0), ctypes.c_size_t(array.nbytes))
+        self._copy(operand, x)
         return Product(self, nodes, y, (len(x), len(blocks)), partial(self.free, buffers, [weights, graph]))
+
+    def _copy(self, tensor: ctypes.c_void_p, array: NDArray[Any]) -> None:
+        """Copy an array to a tensor."""
+        values = np.ascontiguousarray(array)
+        self.base.ggml_backend_tensor_set(tensor, _data(values), ctypes.c_size_t(0), ctypes.c_size_t(values.nbytes))
 
     def free(self, buffers: Sequence[ctypes.c_void_p], contexts: Sequence[ctypes.c_void_p]) -> None:
         """Free buffers and contexts."""
@@ -126,6 +156,24 @@ class Ggml:
         if not buffer:
             raise MemoryError("ggml allocates no buffer")
         return _pointer(buffer)
+
+
+class IkLlama(Ggml):
+    """The library of ik_llama.cpp, a fork of ggml that is one library and runs on OpenMP's threads."""
+
+    name = "ik"
+
+    def _libraries(self, folder: Path) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+        library = _library(folder, "libggml.so")
+        return library, library
+
+    def _set_up(self, threads: int) -> None:
+        self.buffers["repack"] = self.buffers["file"]
+
+    def repack(self, w: ctypes.c_void_p, layout: str) -> None:
+        """Change the tensor's bytes and type; types without an interleaved twin stay as they are."""
+        if layout == "repack":
+            self.base[REPACK](w)
 
 
 class Product:

@@ -21,6 +21,16 @@ OVER_GGML: dict[str, tuple[tuple[float, float], ...]] = {
     **dict.fromkeys(("q4_1", "q5_0", "q5_1", "mxfp4"), LIKE_Q4_1),
 }
 OVER_GGML_AVX2 = 1.0  # without AVX-512
+
+# Our speed over that of ik_llama.cpp's faster layout on a CPU with AVX2 alone, likewise.
+LIKE_Q4 = ((0.95, 1.1), (0.95, 1.05), (0.95, 1.15), (1.1, 1.4))
+LIKE_IQ4 = ((0.9, 1.1), (0.95, 0.95), (0.9, 1.1), (1.0, 1.3))
+LIKE_GRIDS = ((0.9, 1.2), (0.9, 0.9), (0.85, 1.0), (1.0, 1.2))
+OVER_IK: dict[str, tuple[tuple[float, float], ...]] = {
+    **dict.fromkeys(("q4_0", "q4_k", "q5_k", "q6_k", "q8_0"), LIKE_Q4),
+    **dict.fromkeys(("iq4_xs", "iq4_nl", "mxfp4"), LIKE_IQ4),
+    **dict.fromkeys(("iq3_s", "iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_m", "iq1_s"), LIKE_GRIDS),
+}
 OVER_NUMPY = {16: (1.7, 2.4), 512: (1.05, 1.2)}  # "a16" over NumPy on dense weights, by M
 A16_OVER_A8 = 1.6  # largest time of "a16" for one row of x, in times of "a8"
 HOST_US = 15.0  # host time of a call on the CPU, without its kernel

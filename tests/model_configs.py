@@ -57,6 +57,16 @@ LLAMA4_VISION = {
     "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
 }  # fmt: skip
 
+PHIMOE_ROPE = {
+    "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.25, "long_mscale": 1.25,
+    "original_max_position_embeddings": 256,  # the least number of tokens for which llama.cpp allocates
+}  # fmt: skip
+PHIMOE = {
+    **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 512,
+    "rope_parameters": {**PHIMOE_ROPE, "rope_type": "longrope", "rope_theta": 1e6},
+}  # fmt: skip
+
 # Class -> its configuration where it differs from SIZES, or as a whole where it has other names.
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2MoeForCausalLM": {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 48},
@@ -176,6 +186,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "BertModel": ENCODER, "BertForMaskedLM": ENCODER, "XLMRobertaModel": {**ENCODER, "pad_token_id": 1},
     "RobertaModel": {**ENCODER, "pad_token_id": 1},
     "ModernBertModel": MODERN, "ModernBertForMaskedLM": MODERN,
+    "NomicBertModel": ENCODER, "NomicBertForMaskedLM": ENCODER,
+    "PhimoeForCausalLM": PHIMOE,
+    "PhiMoEForCausalLM": {**PHIMOE, "rope_parameters": None, "rope_theta": 1e6, "rope_scaling": PHIMOE_ROPE},
     "InternLM3ForCausalLM": {
         **SIZES, "rms_norm_eps": 1e-5, "hidden_act": "silu", "head_dim": 16, "qkv_bias": True, "bias": True,
         "rope_theta": 50000, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "tie_word_embeddings": False,
@@ -187,6 +200,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 # Class that transformers does not have -> the class that computes the same, with the same names, and its config.
 STAND_INS: dict[str, tuple[str, dict[str, Any]]] = {
+    "PhiMoEForCausalLM": ("PhimoeForCausalLM", PHIMOE),
     "InternLM3ForCausalLM": ("LlamaForCausalLM", {
         **SIZES, "rms_norm_eps": 1e-5, "head_dim": 16, "attention_bias": True, "mlp_bias": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},

@@ -209,6 +209,17 @@ def test_convert_with_the_type_elsewhere_prints_the_right_command(refused, words
     assert refused("convert", *words, status=2).endswith(f": qgemm convert 'in 1.gguf' out.gguf {fmt}\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["f16", "--like", "base.gguf"], "--mmproj: a projector has its own names and metadata, not those of --like"),
+        (["--size", "8bpw"], "--pure, --layout and --mmproj do not fit"),
+    ],
+)
+def test_convert_to_a_projector_with_other_options(refused, words, message):
+    assert message in refused("convert", "in", "out.gguf", *words, "--mmproj", status=2)
+
+
 def test_convert_to_no_type_lists_what_can_be_written(refused):
     for words in (["q4_9"], ["q4_0", "--tensor-type", "x=q4_9"]):
         message = refused("convert", "in.gguf", "out.gguf", *words, status=2)

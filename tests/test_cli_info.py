@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 
 import helpers
 import numpy as np
@@ -18,10 +19,14 @@ import qgemm
 from qgemm import text
 from qgemm.arguments import KINDS
 from qgemm.cli import groups
+from qgemm.cli.abilities import Ability, on_cpu, row_of
 from qgemm.cli.groups import Entry
 from qgemm.codec.group_activations import E4M3
+from qgemm.cpu.native import libraries
 from qgemm.cuda.kernels.routes import route
 from qgemm.cuda.problem import Problem
+from qgemm.errors import UnsupportedError
+from qgemm.once import Once
 
 EXCERPT = str(helpers.EXCERPT)
 HOSTILE = "\x1b[2Jgone\n\u202e"
@@ -112,6 +117,31 @@ def test_what_backends_can_do_depends_on_the_axes(run, tmp_path):
     assert types["Q4_0"][5] == "dequantize"
     assert types["Q8_0"][5] == "a16, a8, a8_g256, dequantize (of each [i])"
     assert types["Q5_0"][5] == "a16, a8, a8_g256, dequantize"
+
+
+@pytest.mark.parametrize("fmt", qgemm.FORMATS.values(), ids=str)
+def test_the_activations_of_a_format_are_those_that_multiply_it(fmt):
+    if fmt.levels is None:
+        assert on_cpu(fmt) == Ability(note="no codec")
+        return
+    k = row_of(fmt)
+    w = qgemm.Tensor(fmt, (1, k), np.zeros((1, k // fmt.weights), fmt.dtype))
+
+    def multiplied(kind):
+        with suppress(UnsupportedError):
+            return qgemm.matmul(np.zeros((1, k), np.float32), w, kind) is not None
+
+    assert list(on_cpu(fmt).products) == [kind for kind in KINDS if multiplied(kind)]
+
+
+@pytest.mark.parametrize("command", [("info", EXCERPT, "--json"), ("routes",)], ids=lambda words: words[0])
+def test_no_library_is_compiled_or_loaded_to_show_abilities(command, run, monkeypatch):
+    """With an empty cache that would need seconds of each format in the file."""
+    monkeypatch.delenv("QGEMM_CPU", raising=False)
+    monkeypatch.setattr("qgemm.cpu.native.library._library", lambda source: pytest.fail(f"loads {source.name}"))
+    monkeypatch.setattr("qgemm.cpu.native.library._loaded", Once())
+    libraries.loaded.cache_clear()
+    assert run(*command)[0] == 0
 
 
 # ---------------------------------------------------------------- as many columns as there are

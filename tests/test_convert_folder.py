@@ -279,6 +279,10 @@ def test_long_context_of_llama_3(tmp_path):
     smooth = (8192 / wavelengths[between] - 1) / 3
     assert between.any()
     np.testing.assert_allclose(factors[between], 1 / ((1 - smooth) / 8 + smooth), rtol=1e-6)
+    rope["high_freq_factor"] = 1.0
+    path = folder(tmp_path / "m", "LlamaForCausalLM", rope_scaling=rope, rope_theta=500000.0)
+    factors = converted(path, tmp_path)[0]["rope_freqs.weight"]  # without a range between, as in Llama 4
+    assert_array_equal(factors, np.where(wavelengths > 8192, 8, 1))
 
 
 def test_hyperparameters_as_transformers_5_writes_them(tmp_path):

@@ -222,6 +222,15 @@ def test_types_of_adapters(base, tmp_path, kind):
             qgemm.convert(source, tmp_path / "z.gguf", kind)
 
 
+def test_adapters_in_q8_0(base, tmp_path):
+    """Rows of A that fill no blocks are F16."""
+    qgemm.convert(adapter(tmp_path / "lora", matrices(SIZES), base), tmp_path / "y.gguf", "q8_0")
+    with qgemm.open(tmp_path / "y.gguf") as file:
+        types = {tensor.shape[-1] % 32 == 0: tensor.format.name for tensor in file.values()}
+        assert file.metadata["general.file_type"] == 7
+    assert types == {True: "q8_0", False: "f16"}
+
+
 def test_base_is_for_adapters(base, tmp_path):
     with pytest.raises(QgemmError, match="--base is for the folder of a LoRA adapter"):
         qgemm.convert(base, tmp_path / "y.gguf", "f16", base=base)

@@ -138,8 +138,23 @@ def test_tensor_keeps_its_file_open(model):
     assert weight.blocks.shape == (64, 48)
 
 
-def test_truncated_after_opening(model):
+def test_blocks_are_viewed_once(model):
+    """Each product asks for them. The view does not outlive the file, nor serve another tensor at its offset."""
     with open_gguf(model) as file:
+        tensor = file["blk.2.ffn_down.q4_0"]
+        shard, entry = tensor._blocks._shard, tensor._blocks._entry
+        assert tensor.blocks is tensor.blocks
+        other = entry._replace(shape=(entry.shape[-1],))
+        assert shard.blocks(other).shape == other.block_shape
+        assert_array_equal(shard.blocks(entry), tensor.blocks)
+    assert not shard._views
+
+
+@pytest.mark.parametrize("viewed", [False, True])
+def test_truncated_after_opening(viewed, model):
+    with open_gguf(model) as file:
+        if viewed:
+            assert all(tensor.blocks.nbytes for tensor in file.values())
         os.truncate(model, 100)
         for use in [lambda t=t: t.blocks for t in file.values()] + [lambda: dict(file.metadata)]:
             with pytest.raises(GGUFError, match=r"model\.gguf: changed since it was opened"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from helpers import DATA
@@ -37,6 +39,7 @@ each_compiled = pytest.mark.parametrize(("name", "fmt"), COMPILED.items(), ids=l
 @pytest.fixture(autouse=True)
 def compiled_code(monkeypatch):
     monkeypatch.delenv("QGEMM_CPU")
+    monkeypatch.setattr(encoders, "FEW", {})
 
 
 @each_compiled
@@ -113,3 +116,25 @@ def test_numpy_does_without(name, fmt, monkeypatch):
     monkeypatch.setattr(encoders, "library", lambda source: pytest.fail("compiles"))
     x = np.ones((2, 256), np.float32)
     assert (qgemm.quantize(x, fmt, imatrix=x[0] if name in WEIGHTED else None).dequantize() > 0).all()
+
+
+@pytest.mark.parametrize(("name", "source"), [("q4_0", encoders.BLOCKS), ("q4_k", encoders.FIT)])
+def test_few_weights_wait_for_no_compiler(name, source, monkeypatch):
+    """NumPy encodes them, of all calls together, unless the library is there already."""
+    sources, compiled = [], library.library
+    for module, function in ((encoders, "library"), (encoders, "pooled")):
+        monkeypatch.setattr(module, function, lambda source: sources.append(source) or compiled(source))
+    monkeypatch.setattr(encoders, "FEW", {source: 3 * 512})
+    monkeypatch.setattr(encoders, "_encoded", Counter())
+    monkeypatch.setattr(encoders, "at_hand", lambda source: False)
+    x = np.random.default_rng(0).standard_normal((2, 256), np.float32)
+    blocks = [qgemm.quantize(x, name).blocks.tobytes() for _ in range(3)]
+    assert not sources
+    blocks.append(qgemm.quantize(x, name).blocks.tobytes())
+    assert set(sources) == {source}
+    monkeypatch.setattr(encoders, "_encoded", Counter())
+    monkeypatch.setattr(encoders, "at_hand", library.at_hand)
+    sources.clear()
+    blocks.append(qgemm.quantize(x, name).blocks.tobytes())
+    assert set(sources) == {source}
+    assert len(set(blocks)) == 1

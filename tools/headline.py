@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from benchmarks.contest import GGML
+from benchmarks.contest import GGML, runs
 from benchmarks.report import cpu_tables, eight_bit_tables, tables
 from benchmarks.results import Results, Row, load, speedup
 from benchmarks.stale import is_stale
@@ -50,7 +49,7 @@ def on_gpu(row: Row, results: Results) -> str:
 
 def on_cpu(path: Path = cpu_tables.CPU) -> str:
     """A product of CPU_ROWS rows of x beside ggml's best layout."""
-    results = json.loads(path.read_text())
+    results = runs(path)[0]
     rows = {(row.case.format, row.case.m): row for row in cpu_tables.native(results) if row.case.where == "hot"}
     row = rows[tables.HEADLINE, CPU_ROWS]
     n, k = cpu_tables.SHAPE

@@ -28,6 +28,7 @@ from qgemm.cli import convert
 from qgemm.codec.format import Format
 from qgemm.codec.search import quantize as by_importance
 from qgemm.converter.architectures import ARCHITECTURES
+from qgemm.converter.folder_classes import INVERSES
 from qgemm.converter.weight import (
     Codes,
     Groups,
@@ -136,6 +137,14 @@ def architectures_table() -> str:
     return "\n".join(rows)
 
 
+def folders_table() -> str:
+    """Hugging Face classes to which .gguf models return, by the architecture of the file."""
+    rows = ["| general.architecture | class of the folder |", "|---|---|"]
+    return "\n".join(
+        [*rows, *(f"| {kind} | {', '.join(i.name for i in classes)} |" for kind, classes in INVERSES.items())]
+    )
+
+
 def exactness_table() -> str:
     """A row for each source of codes, a column for each format that can store codes as they are."""
     targets = [fmt for fmt in FORMATS.values() if packs_integer_groups(fmt)]
@@ -213,6 +222,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/kbit.md": {"kbit": tables.kbit_tables, "noise": noise_table},
     "docs/converting.md": {
         "architectures": architectures_table,
+        "folders": folders_table,
         "options": options_table,
         "exactness": exactness_table,
         "encode": encode_table,

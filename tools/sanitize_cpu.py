@@ -23,7 +23,10 @@ WRAPPER = """#!/bin/sh
 unset LD_PRELOAD
 exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 """
-TESTS = tuple(f"tests/test_native{part}.py" for part in ("", "_decode", "_encoders", "_finish"))
+TESTS = (
+    *(f"tests/test_native{part}.py" for part in ("", "_decode", "_encoders", "_finish")),
+    "tests/test_experts_in_c.py",
+)
 SELECTED = "not instructions"  # leave out tests of other machine code from the same sources
 
 

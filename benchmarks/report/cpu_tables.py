@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from benchmarks import encoders
-from benchmarks.contest import GGML, NUMPY, ROWS, SHAPES, Case, Row, rows_of
+from benchmarks.contest import GGML, IK, NUMPY, ROWS, SHAPES, Case, Row, machine, over, rows_of, runs
 from benchmarks.report import tables
 
 CPU = tables.RESULTS.with_name("cpu.json")
@@ -19,29 +19,35 @@ SHAPE = SHAPES[0]
 
 
 def short_table(path: Path = CPU) -> str:
-    """The section of README: milliseconds of ours and of ggml's best layout at one shape."""
-    run = json.loads(path.read_text())
+    """The section of README: milliseconds of ours, and of the best layout of ggml or ik_llama.cpp, at one shape."""
+    return "\n\n".join(map(short_table_of, runs(path)))
+
+
+def short_table_of(run: dict[str, Any]) -> str:
+    """The part of one CPU."""
     rows = {(row.case.format, row.case.m): row for row in native(run) if row.case.where == "hot"}
     m = [m for m, where in ROWS if where == "hot"]
-    where = f"{run['cpu']}, {run['threads']} threads"
-    head = ["M =", *(f"{count}, `a8` / ggml" for count in m), *(f"{count}, `a16` / NumPy" for count in m[1:])]
+    others = "ggml, ik" if "ik" in run else "ggml"
+    head = ["M =", *(f"{count}, `a8` / {others}" for count in m), *(f"{count}, `a16` / NumPy" for count in m[1:])]
     lines = [
-        f"{where}, N x K = {SHAPE[0]}x{SHAPE[1]}, milliseconds: `a8` / ggml {run['ggml']},",
-        "which llama.cpp multiplies with, repacked where that is faster; `a16` / NumPy on dense float32 weights:",
+        f"{machine(run)},",
+        f"N x K = {SHAPE[0]}x{SHAPE[1]}, milliseconds: `a8` / {others}, repacked where that is faster; `a16` / NumPy",
+        "on dense float32 weights:",
         "",
         f"| {' | '.join(head)} |",
         f"|---|{'--:|' * (2 * len(m) - 1)}",
     ]
     for name in SHORT:
-        ours = [pair(rows[name, count].ms, "a8", GGML) for count in m]
+        ours = [pair(rows[name, count].ms, "a8", GGML, IK) for count in m]
         exact = [pair(rows[name, count].ms, "a16", (NUMPY,)) for count in m[1:]]
         lines.append(f"| {name.upper()} | {' | '.join([*ours, *exact])} |")
     return "\n".join(lines)
 
 
-def pair(ms: dict[str, float], ours: str, theirs: Iterable[str]) -> str:
-    """A cell with two times."""
-    return f"{ms[ours]:.3g} / {min(ms[name] for name in theirs if name in ms):.3g}"
+def pair(ms: dict[str, float], ours: str, *theirs: Iterable[str]) -> str:
+    """A cell with our time and the least of each library that was measured."""
+    least = (min((ms[name] for name in names if name in ms), default=None) for names in theirs)
+    return f"{ms[ours]:.3g} / {', '.join(f'{time:.3g}' for time in least if time is not None)}"
 
 
 def native(run: dict[str, Any]) -> list[Row]:
@@ -50,13 +56,19 @@ def native(run: dict[str, Any]) -> list[Row]:
 
 
 def long_table(path: Path = CPU) -> str:
-    """The section of the kernel notes: speed relative to ggml's best layout for all shapes; a16 and AVX2 below."""
-    run = json.loads(path.read_text())
+    """The section of the kernel notes: speed relative to the best layouts of ggml and ik_llama.cpp; a16; AVX2."""
+    return "\n\n".join(map(long_table_of, runs(path)))
+
+
+def long_table_of(run: dict[str, Any]) -> str:
+    """The part of one CPU."""
     every = rows_of(run)
     head = [f"M = {m}, {where}" for m, where in ROWS]
+    others = "the best layouts' times of ggml and ik_llama.cpp" if "ik" in run else "the best layout's time of ggml"
     lines = [
-        f"{run['cpu']}, {run['threads']} threads, ggml {run['ggml']}: its best layout's time / ours, `a8`; in",
-        "parentheses ours in milliseconds. hot: W in a cache; DRAM: copies of more than 128 MB in turn.",
+        f"{machine(run)}:",
+        f"{others} / ours, `a8`; in parentheses",
+        "ours in milliseconds. hot: W in a cache; DRAM: copies of more than 128 MB in turn.",
         "",
         f"| format | N x K | {' | '.join(head)} |",
         f"|---|---|{'--:|' * len(head)}",
@@ -65,7 +77,7 @@ def long_table(path: Path = CPU) -> str:
     shapes = list(dict.fromkeys(row.case[:3] for row in every))  # format, N, K
     for shape in shapes:
         rows = (by_case.get(Case(*shape, m, where)) for m, where in ROWS)
-        cells = ("" if row is None else f"{ratio(row, 'a8', GGML):.2f} ({row.ms['a8']:.3g})" for row in rows)
+        cells = ("" if row is None else f"{ratios(row)} ({row.ms['a8']:.3g})" for row in rows)
         lines.append(f"| {shape[0]} | {shape[1]}x{shape[2]} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -76,8 +88,8 @@ def long_table(path: Path = CPU) -> str:
     ]
     for shape in shapes:
         single, *several = (by_case[Case(*shape, m)] for m in (1, 16, 512))
-        ratios = 1 / ratio(single, "a16", ("a8",)), *(ratio(row, "a16", (NUMPY,)) for row in several)
-        cells = (f"{value:.2f}" for value in ratios)
+        times = 1 / ratio(single, "a16", ("a8",)), *(ratio(row, "a16", (NUMPY,)) for row in several)
+        cells = (f"{value:.2f}" for value in times)
         lines.append(f"| {shape[0]} | {shape[1]}x{shape[2]} | {' | '.join(cells)} |")
     narrow = [row for row in every if row.case.isa == "AVX2"]
     cells = (f"{row.case.format} M = {row.case.m}: {ratio(row, 'a8', GGML):.2f}" for row in narrow)
@@ -93,7 +105,15 @@ def long_table(path: Path = CPU) -> str:
 
 def ratio(row: Row, ours: str, theirs: Iterable[str]) -> float:
     """The least of their times over ours."""
-    return min(row.ms[name] for name in theirs if name in row.ms) / row.ms[ours]
+    quotient = over(row.ms, ours, theirs)
+    assert quotient is not None, f"{row.case} lacks {theirs}"
+    return quotient
+
+
+def ratios(row: Row) -> str:
+    """The speed relative to each library that was measured."""
+    quotients = (over(row.ms, "a8", theirs) for theirs in (GGML, IK))
+    return ", ".join(f"{quotient:.2f}" for quotient in quotients if quotient is not None)
 
 
 def encode_table(path: Path = ENCODE) -> str:

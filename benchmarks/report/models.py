@@ -14,7 +14,8 @@ from qgemm.cli.model_variants import SAMPLES
 RESULTS = tables.RESULTS.with_name("model.json")
 MODEL = "llama-3-8b", "q4_k_m"  # the model of docs/recipes.md
 COLUMNS = {
-    "a16": "prompt a16", "a8_g256": "prompt a8_g256", "eager": "eager", "generate": "generate, static cache",
+    "a16": "prompt a16", "a8": "prompt a8", "a8_g256": "prompt a8_g256", "eager": "eager", "eager_a8": "eager a8",
+    "no_products": "eager, no products", "generate": "generate, static cache",
     "graph": "CUDA graph of a step", "compile": "torch.compile", "train": "training",
 }  # fmt: skip
 assert set(COLUMNS) == set(SAMPLES), "a variant has no column"

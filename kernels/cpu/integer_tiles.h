@@ -5,10 +5,10 @@
 // lanes.
 
 // 256 numbers of x, sorted by group. s: the sum of a group, times the zero point where ZERO_FROM_SUM; start: the
-// initial integer sum of a group, which subtracts INTEGER_ZERO from each code.
+// initial integer sum of a group, which subtracts INTEGER_ZERO from each code; least: x_has_least, for signed codes.
 typedef struct {
-    float d[16], s[16];
-    int32_t start[16];
+    float d[GROUPS], s[GROUPS];
+    int32_t start[GROUPS], least;
     int8_t q[SUPER];
 } tile_x;
 
@@ -19,6 +19,9 @@ static void pack_tile(tile_x* to, const quantized_x* from, const word_order* wor
         for (int group = 0; group < GROUPS; ++group)
             to->s[group] = (ZERO_FROM_SUM(1) ? -(float)ZERO : 1) * from->s[group];
     order_by_words(to->q, from->q[0], 1, words);
+#if SIGNED_CODES
+    to->least = x_has_least(to->q);
+#endif
     if (!INTEGER_ZERO(1)) return;
     for (int group = 0; group < GROUPS; ++group) {
         int32_t sum = 0;
@@ -28,75 +31,76 @@ static void pack_tile(tile_x* to, const quantized_x* from, const word_order* wor
 }
 
 #if SIGNED_CODES
-#define SUMMED_WORDS SIGNED_WORDS
-INLINE i32x16 add_to_sums(i32x16 sums, u8x64 codes, i8x64 x) { return add_signed_dot(sums, xor_all(codes, SHIFT), x); }
-#elif defined(SHORT_WORDS)
-#define SUMMED_WORDS SHORT_WORDS
-INLINE i32x16 add_to_sums(i32x16 sums, u8x64 codes, i8x64 x) { return add_short_dot(sums, codes, x); }
+#define TILE_DOT x_dot
+#else
+#define TILE_DOT(sum, codes, q, least) dot(sum, codes, q)
 #endif
 
-// Adds the products of a group's codes. least: what has_least says of all codes.
+// Adds the products of a group's codes. least: whether a number of x may be -128.
 INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS], const tile_x* x, int group,
                       const int least) {
     (void)least;
-#ifdef SUMMED_WORDS
-    enum { STEP = SUMMED_WORDS < GROUP_WORDS ? SUMMED_WORDS : GROUP_WORDS };
+#ifdef SHORT_WORDS
+    enum { STEP = SHORT_WORDS < GROUP_WORDS ? SHORT_WORDS : GROUP_WORDS };
 #pragma GCC unroll 8
     for (int first = 0; first < GROUP_WORDS; first += STEP) {
         i32x16 sums[REGISTER_TOKENS][PANELS];
         EACH_SUM sums[t][v] = all_ints(0);
 #pragma GCC unroll 8
         for (int word = group * GROUP_WORDS + first; word < group * GROUP_WORDS + first + STEP; ++word) EACH_SUM {
-                sums[t][v] = add_to_sums(sums[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
-                CORRECT_LEAST(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word), least);
+                sums[t][v] = add_short_dot(sums[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+                sums[t][v] = settle(sums[t][v]);
             }
         EACH_SUM dots[t][v] = add_shorts(dots[t][v], sums[t][v]);
     }
 #else
 #pragma GCC unroll 8
-    for (int word = group * GROUP_WORDS; word < (group + 1) * GROUP_WORDS; ++word)
-        EACH_SUM dots[t][v] = dot(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word));
+    for (int word = group * GROUP_WORDS; word < (group + 1) * GROUP_WORDS; ++word) EACH_SUM {
+            dots[t][v] = settle(TILE_DOT(dots[t][v], w[v].codes[word], all_words(x[t].q + 4 * word), least));
+        }
 #endif
 }
 
-INLINE void add_tile_products(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS],
-                              const int least) {
-    const int groups = (multiplied_columns(p, i) * GROUPS + SUPER - 1) / SUPER;
-    for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
-        const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
-        f32x16 totals[REGISTER_TOKENS][PANELS];
-        EACH_SUM totals[t][v] = sums[token + t][v];
-        for (int group = 0; group < groups; ++group) {
-            i32x16 dots[REGISTER_TOKENS][PANELS];
-            EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
-            add_group(dots, w, x, group, least);
-            EACH_SUM {
-                const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
-                const f32x16 sum = to_float(dots[t][v]);
-                const f32x16 scaled = ZERO_FROM_SUM(1) ? mul_add(s, sum, d) : mul(sum, d);
-                totals[t][v] = mul_add(totals[t][v], w[v].scale[group], scaled);
-                if (MINIMUM) totals[t][v] = mul_add(totals[t][v], w[v].minimum[group], s);
-            }
+// Adds the products of REGISTER_TOKENS rows of x.
+INLINE void add_tokens(const tile_x* x, const tile w[PANELS], int groups, f32x16 (*sums)[PANELS], const int least) {
+    f32x16 totals[REGISTER_TOKENS][PANELS];
+    EACH_SUM totals[t][v] = sums[t][v];
+    for (int group = 0; group < groups; ++group) {
+        i32x16 dots[REGISTER_TOKENS][PANELS];
+        EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
+        add_group(dots, w, x, group, least);
+        EACH_SUM {
+            const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
+            const f32x16 sum = to_float(dots[t][v]);
+            const f32x16 scaled = ZERO_FROM_SUM(1) ? mul_add(s, sum, d) : mul(sum, d);
+            totals[t][v] = mul_add(totals[t][v], w[v].scale[group], scaled);
+            if (MINIMUM) totals[t][v] = mul_add(totals[t][v], w[v].minimum[group], s);
         }
-        EACH_SUM sums[token + t][v] = totals[t][v];
     }
+    EACH_SUM sums[t][v] = totals[t][v];
 }
 
-#ifdef LEAST_CODES
-static __attribute__((noinline, cold)) void add_least_tiles(const product* p, int64_t i, const tile w[PANELS],
-                                                            f32x16 (*sums)[PANELS]) {
-    add_tile_products(p, i, w, sums, 1);
+#if SIGNED_CODES
+static __attribute__((noinline, cold)) void add_least_tokens(const tile_x* x, const tile w[PANELS], int groups,
+                                                             f32x16 (*sums)[PANELS]) {
+    add_tokens(x, w, groups, sums, 1);
 }
 #endif
 
 INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
-#ifdef LEAST_CODES
-    if (has_least(w[0].codes, 64)) {
-        add_least_tiles(p, i, w, sums);
-        return;
-    }
+    const int groups = (multiplied_columns(p, i) * GROUPS + SUPER - 1) / SUPER;
+    for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
+        const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
+#if SIGNED_CODES
+        int least = 0;
+        for (int t = 0; t < REGISTER_TOKENS; ++t) least |= x[t].least;
+        if (__builtin_expect(least, 0)) {
+            add_least_tokens(x, w, groups, sums + token);
+            continue;
+        }
 #endif
-    add_tile_products(p, i, w, sums, 0);
+        add_tokens(x, w, groups, sums + token, 0);
+    }
 }
 
 #define MULTIPLY_TILES integer_tiles

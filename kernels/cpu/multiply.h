@@ -27,8 +27,8 @@ enum { STEPS_OF_NUMBER = 8 };  // multiply-adds in the time that a number of x n
 typedef struct {
     int64_t count, token;
     const target* targets;
-    product products[MOST_TARGETS];
-    int64_t end[MOST_TARGETS];  // end of each weight's items
+    product* products;
+    int64_t* end;  // end of each weight's items
 } rows_job;
 
 // Multiplies rows first to last - 1 (at most LEAST_ROWS) of weights i into a buffer of this thread.
@@ -71,50 +71,63 @@ static int64_t chunk_size(int64_t count, int64_t chunks) {
     return (count + shares - 1) / shares;
 }
 
+// The product by one of the weights of a call; m: rows of x, packed for tiles or not. The caller adds where x is packed.
+static product product_of(const target* t, int64_t m, int tiles) {
+    return (product){.w = t->w,
+                     .w_row = t->w_row,
+                     .packed_row = tiles ? t->tile_bytes : t->row_bytes,
+                     .y = t->y,
+                     .y_row = t->y_row / (int64_t)sizeof(float),
+                     .table = t->table,
+                     .eight = (work_fn)t->eight,
+                     .m = m,
+                     .n = t->n,
+                     .k = t->k,
+                     .unit = t->unit,
+                     .digits = tiles && t->digits == EXACT_DIGITS ? 0 : t->digits,
+                     .tiles = tiles};
+}
+
+// Packs rows of x for a product.
+static packing packing_of(const target* t, const product* p, const char* x, int64_t x_row) {
+    return (packing){.to = (char*)p->packed,
+                     .to_row = p->packed_row,
+                     .x = x,
+                     .x_row = x_row,
+                     .quantize = (quantize_fn)t->quantize,
+                     .m = p->m,
+                     .k = p->k,
+                     .digits = p->digits,
+                     .tiles = p->tiles};
+}
+
+static int64_t items_of(const target* t) { return (t->n + LEAST_ROWS - 1) / LEAST_ROWS; }
+
 // Multiplies rows token to token + m - 1 of x by all weights, by tiles or row by row. x_row: bytes between rows of x.
 static void multiply_slice(const target* targets, int64_t count, const char* x, int64_t x_row, int64_t token, int64_t m,
                            int tiles, char* packed) {
-    rows_job job = {.count = count, .token = token, .targets = targets};
-    int64_t steps = 0;
+    product products[MOST_TARGETS];
+    int64_t end[MOST_TARGETS], steps = 0;
+    const rows_job job = {.count = count, .token = token, .targets = targets, .products = products, .end = end};
     for (int64_t i = 0, items = 0; i < count; ++i) {
         const target* t = &targets[i];
-        const int32_t digits = tiles && t->digits == EXACT_DIGITS ? 0 : t->digits;
-        product* p = &job.products[i];
-        *p = (product){.w = t->w,
-                       .w_row = t->w_row,
-                       .packed_row = tiles ? t->tile_bytes : t->row_bytes,
-                       .y = (float*)((char*)t->y + token * t->y_row),
-                       .y_row = t->y_row / (int64_t)sizeof(float),
-                       .table = t->table,
-                       .eight = (work_fn)t->eight,
-                       .m = m,
-                       .n = t->n,
-                       .k = t->k,
-                       .unit = t->unit,
-                       .digits = digits,
-                       .tiles = tiles};
+        product* p = &products[i];
+        *p = product_of(t, m, tiles);
+        p->y = (float*)((char*)t->y + token * t->y_row);
         const int gated = i && targets[i - 1].gate;  // the weights before gate these
         steps += m * t->n * t->k;
-        job.end[i] = items += gated ? 0 : (t->n + LEAST_ROWS - 1) / LEAST_ROWS;
+        end[i] = items += gated ? 0 : items_of(t);
         if (t->packed_by != i) {  // another product packs x in the same order
-            p->packed = job.products[t->packed_by].packed;
+            p->packed = products[t->packed_by].packed;
             continue;
         }
         p->packed = packed;
-        const packing rows = {.to = packed,
-                              .to_row = p->packed_row,
-                              .x = x,
-                              .x_row = x_row,
-                              .quantize = (quantize_fn)t->quantize,
-                              .m = m,
-                              .k = t->k,
-                              .digits = digits,
-                              .tiles = tiles};
+        const packing rows = packing_of(t, p, x, x_row);
         run_items((work_fn)t->pack, &rows, m, m > 1 ? chunk_size(m, CHUNKS) : 1, m, STEPS_OF_NUMBER * m * t->k);
         packed += m * p->packed_row;
     }
-    run_items(multiply_rows, &job, job.end[count - 1], chunk_size(job.end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS),
-              m, steps);
+    run_items(multiply_rows, &job, end[count - 1], chunk_size(end[count - 1], tiles ? CHUNKS_OF_TILES : CHUNKS), m,
+              steps);
 }
 
 // Converts rows of x of another type to float32.
@@ -137,19 +150,27 @@ static void convert_rows(const void* argument, int64_t first, int64_t last) {
     restore_mode(mode);
 }
 
+// Rows of x that are packed at a time, and the number of them that are multiplied by tiles.
+static int64_t max_tokens(const target* t) { return t->digits == ONE_DIGIT ? MOST_TOKENS : MOST_TOKENS / 2; }
+static int64_t tiled_tokens(int64_t m) { return m >= LEAST_TILED ? m / TOKENS_OF_TILE * TOKENS_OF_TILE : 0; }
+
+// Converts m rows of x to contiguous float32.
+static void convert(const target* t, const char* x, int64_t m, float* to) {
+    const conversion all = {.from = x, .to = to, .k = t->k, .row = t->x_row, .type = t->x_type};
+    run_items(convert_rows, &all, m, chunk_size(m, CHUNKS), m, STEPS_OF_NUMBER * m * t->k);
+}
+
 // y = x [m, k] @ w.T for each of the weights; x has the same type and k for all. packed: memory for min(m, MOST_TOKENS)
 // rows of x in every order needed; converted: memory for as many rows in float32, if x has another type.
 void qgemm_multiply(const void* weights, int64_t count, const void* x, int64_t m, void* packed, void* converted) {
     const target* t = weights;
-    const int64_t max_tokens = t->digits == ONE_DIGIT ? MOST_TOKENS : MOST_TOKENS / 2;
-    for (int64_t start = 0; start < m; start += max_tokens) {
-        const int64_t tokens = m - start < max_tokens ? m - start : max_tokens;
-        const int64_t tiled = tokens >= LEAST_TILED ? tokens / TOKENS_OF_TILE * TOKENS_OF_TILE : 0;
+    const int64_t limit = max_tokens(t);
+    for (int64_t start = 0; start < m; start += limit) {
+        const int64_t tokens = m - start < limit ? m - start : limit, tiled = tiled_tokens(tokens);
         const char* rows = (const char*)x + start * t->x_row;
         int64_t row = t->x_row;
         if (t->x_type != TYPE_FLOAT32) {
-            const conversion all = {.from = rows, .to = converted, .k = t->k, .row = row, .type = t->x_type};
-            run_items(convert_rows, &all, tokens, chunk_size(tokens, CHUNKS), tokens, STEPS_OF_NUMBER * tokens * t->k);
+            convert(t, rows, tokens, converted);
             rows = converted, row = t->k * (int64_t)sizeof(float);
         }
         if (tiled) multiply_slice(t, count, rows, row, start, tiled, 1, packed);

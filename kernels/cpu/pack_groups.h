@@ -3,7 +3,8 @@
 // d      the scale of x for each lane's group
 // s      its sum times the zero point (ZERO_FROM_SUM), or the sum of each group where the format has minimums
 // q      the int8 digits
-// zero   -INTEGER_ZERO times the integer sums: [0] of the first digit, [1] of 2^8 q1 + q2
+// zero   -INTEGER_ZERO times the integer sums: [0] of the first digit, [1] of 2^8 q1 + q2; with one digit and
+//        LEAST_CODES, which have no zero, x_has_least instead of the first
 
 #define STRUCT_(kind, digits) kind##_##digits
 #define STRUCT(kind, digits) STRUCT_(kind, digits)
@@ -30,6 +31,9 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const quantized_x*
             sums[digit][ACC_OF(v)] = dot(sums[digit][ACC_OF(v)], all_bytes(1), q);
         }
     }
+#if defined(LEAST_CODES) && DIGITS == 1
+    to->zero[0][0] = x_has_least(to->q[0]);
+#endif
     if (!INTEGER_ZERO(DIGITS)) return;
     store_group_ints(to->zero[0], mul_group_ints(sum_groups(sums[0]), -INTEGER_ZERO(DIGITS)));
 #if DIGITS == 3

@@ -200,4 +200,6 @@ void qgemm_after_fork(void) {
 }
 
 #include "multiply.h"
+
+#include "experts.h"
 #include "replay.h"

@@ -1,6 +1,6 @@
 // y [m, n] = x [m, k] @ W [n, k].T for one format with integer codes, straight from the blocks of a file.
 //
-// Macros besides those of blocks.h (qgemm/cpu/native/libraries.py): LEVELS_PLUS_SHIFT, the levels of a codebook;
+// Macros besides those of blocks.h (qgemm/cpu/native/libraries.py): LEVELS, the levels of a codebook;
 // ACTIVATION_BYTES, bytes of a block of activations; LEAST_LEVEL, GREATEST_LEVEL, LEAST_EIGHT_BITS (to_eight_bits.h).
 #include "blocks.h"
 
@@ -144,17 +144,40 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
 #ifdef SUM_LANES
 // Combines the sums of the digits. dots[2] already holds 2^8 q1 + q2; the first digit counts 2^16.
 #ifdef SHORT_DOTS
-#define ONE_DIGIT_DOT(sum, codes, q, least) short_dot(codes, q)
 #define ONE_DIGIT_SUMS sum_short_groups
 #else
-#define ONE_DIGIT_DOT CODE_DOT
 #define ONE_DIGIT_SUMS sum_groups
 #endif
+
+// sum + the dot products of the vectors of an accumulator.
+#define EACH_VECTOR _Pragma("GCC unroll 4") for (int v = 0; v < 4; ++v) if (ACC_OF(v) == acc)
+INLINE i32x16 code_dots_3(i32x16 sum, const u8x64 codes[4], const int8_t* q, const int acc, const int least) {
+    (void)least;
 #if SIGNED_CODES
-#define CODE_DOT signed_dot
+    EACH_VECTOR sum = level_dot(sum, codes[v], load_codes(q + 64 * v), least);
+#elif defined(SHORT_WORDS) && ACCS < 4 && ACCS * SHORT_WORDS >= 4
+    i32x16 shorts = all_ints(0);
+    EACH_VECTOR shorts = add_short_dot(shorts, codes[v], load_codes(q + 64 * v));
+    sum = add_shorts(sum, shorts);
 #else
-#define CODE_DOT(sum, codes, q, least) dot(sum, codes, q)
+    EACH_VECTOR sum = dot(sum, codes[v], load_codes(q + 64 * v));
 #endif
+    return sum;
+}
+
+INLINE i32x16 code_dots_1(i32x16 sum, const u8x64 codes[4], const int8_t* q, const int acc, const int least) {
+#ifdef LEAST_CODES
+    EACH_VECTOR sum = x_dot(sum, codes[v], load_codes(q + 64 * v), least);
+    return sum;
+#elif defined(SHORT_DOTS)
+    (void)sum, (void)least;
+    return short_dot(codes[acc], load_codes(q + 64 * acc));
+#else
+    return code_dots_3(sum, codes, q, acc, least);
+#endif
+}
+#define CODE_DOTS(digits) CODE_DOTS_(digits)
+#define CODE_DOTS_(digits) code_dots_##digits
 
 INLINE group_floats combine_digits_1(const i32x16 dots[1][ACCS], const int32_t zero[2][SUM_LANES]) {
     const group_ints all = ONE_DIGIT_SUMS(dots[0]);

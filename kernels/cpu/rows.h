@@ -9,7 +9,7 @@
 #define NO_SUMS all_group_floats(0)
 #define REDUCE reduce_add_groups
 
-// least: what has_least says of the codes.
+// least: whether a number of x, or with three digits a level, may be -128.
 INLINE void ROWS_NAME(add_unpacked)(SUMS* sums, SUMS* minimums, const X* const* x, int64_t i, const unpacked w,
                                     const int least) {
     (void)least;
@@ -25,14 +25,7 @@ INLINE void ROWS_NAME(add_unpacked)(SUMS* sums, SUMS* minimums, const X* const* 
             for (int acc = 0; acc < ACCS; ++acc) {
                 i32x16 sum = {{{0}}};
                 if (digit == 2) sum = shift_ints(dots[1][acc], 8);  // the second digit counts 2^8
-#pragma GCC unroll 4
-                for (int v = 0; v < 4; ++v)
-                    if (ACC_OF(v) == acc) {
-                        const i8x64 q = load_codes(xi->q[digit] + 64 * v);
-                        sum = DIGITS == 1 ? ONE_DIGIT_DOT(sum, w.codes[v], q, least)
-                                          : CODE_DOT(sum, w.codes[v], q, least);
-                    }
-                dots[digit][acc] = sum;
+                dots[digit][acc] = CODE_DOTS(DIGITS)(sum, w.codes, xi->q[digit], acc, least);
             }
         const group_floats sum = COMBINE_DIGITS(DIGITS)(dots, xi->zero), d = load_group_floats(xi->d);
         const group_floats product =
@@ -52,7 +45,9 @@ static __attribute__((noinline, cold)) void ROWS_NAME(add_least)(SUMS* sums, SUM
 INLINE void ROWS_NAME(add_super)(SUMS* sums, SUMS* minimums, const X* const* x, int64_t i, const uint8_t* blocks) {
     const unpacked w = unpack(blocks);
 #ifdef LEAST_CODES
-    if (__builtin_expect(has_least(w.codes, 4), 0)) {
+    int least = DIGITS == 3 && codes_have_least(w.codes);
+    for (int t = 0; DIGITS == 1 && t < TOKENS; ++t) least |= x[t][i].zero[0][0];
+    if (__builtin_expect(least, 0)) {
         ROWS_NAME(add_least)(sums, minimums, x, i, blocks);
         return;
     }

@@ -5,8 +5,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #if defined(__x86_64__)
-#include <immintrin.h>
-#define RELAX() _mm_pause()
+#define RELAX() __builtin_ia32_pause()
 #elif defined(__aarch64__)
 #define RELAX() __asm__ volatile("yield")
 #else

@@ -53,10 +53,10 @@ INLINE void split_two_bits(u8x64 codes[4], u8x64 bytes) {
     codes[2] = and_all(shift_right(bytes, 4), 3), codes[3] = and_all(shift_right(bytes, 6), 3);
 }
 
-#ifdef LEVELS_PLUS_SHIFT
-// Looks up nibbles in a codebook of 16 bytes, the macro LEVELS_PLUS_SHIFT.
+#if defined(LEVELS) && defined(SHIFT)
+// Looks up nibbles in a codebook of 16 levels, the macro LEVELS.
 INLINE void lookup_nibbles(u8x64 codes[4], const u8x64 bytes[2]) {
-    const u8x16 levels = LEVELS_PLUS_SHIFT;
+    const u8x16 levels = (u8x16)LEVELS + SHIFT;
     const u8x64 table = join(levels, levels, levels, levels);
     split_nibbles(codes, bytes);
     codes[0] = lookup(table, codes[0]), codes[1] = lookup(table, codes[1]);

@@ -1,21 +1,16 @@
-"""The abilities of each backend by format, asked of the library itself so that they cannot drift from it."""
+"""The abilities of each backend by format, by the rules that products follow; nothing is compiled or multiplied."""
 
 from __future__ import annotations
 
-from functools import cache
 from math import lcm
 from typing import NamedTuple
-
-import numpy as np
 
 from qgemm.arguments import KINDS, Activation
 from qgemm.backend import Status
 from qgemm.codec.format import Format
-from qgemm.cpu.native.library import reason
-from qgemm.cpu.native.products import Product, multiplies
-from qgemm.errors import UnsupportedError
+from qgemm.codec.group_activations import multiplies
+from qgemm.cpu.native import products as native
 from qgemm.formats.q8_1 import FORMAT as Q8_1
-from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 
 COMPILED, NUMPY = "c", "numpy"  # the kernels of the CPU
@@ -39,30 +34,20 @@ class Ability(NamedTuple):
 
 
 def on_cpu(fmt: Format, ndim: int = 2) -> Ability:
-    """Abilities of the CPU backend for tensors of `ndim` axes, tested by multiplying one row of blocks."""
-    return _on_cpu(fmt, ndim, reason())
-
-
-@cache
-def _on_cpu(fmt: Format, ndim: int, disabled: str) -> Ability:
-    """The same; disabled: why there is no compiled code, "" if there may be."""
+    """Abilities of the CPU backend for tensors of `ndim` axes."""
     if fmt.levels is None:
         return Ability(note="no codec")
-    k = row_of(fmt)
-    w = Tensor(fmt, (1, k), np.zeros((1, k // fmt.weights), fmt.dtype))
-    products: dict[str, list[str]] = {}
-    for activation in KINDS if ndim > 1 else ():
-        try:
-            matmul(np.zeros((1, k), np.float32), w, activation)
-        except UnsupportedError:
-            continue
-        products[activation] = [cpu_kernel(w, activation)]
+    products: dict[str, list[str]] = {
+        kind: [COMPILED if native.has_kernel(fmt, kind) else NUMPY]
+        for kind in KINDS
+        if ndim > 1 and multiplies(kind, fmt)
+    }
     return Ability(True, products, "of each [i]" if ndim > 2 else "")
 
 
 def cpu_kernel(w: Tensor, activation: Activation) -> str:
-    """The kernel of products on the CPU by these weights."""
-    return COMPILED if multiplies([Product(w, None)], activation) else NUMPY
+    """The kernel that multiplied by these weights on the CPU."""
+    return COMPILED if native.multiplies([native.Product(w, None)], activation) else NUMPY
 
 
 def cuda_sm(cuda: Status) -> int | None:

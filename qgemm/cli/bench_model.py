@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtypes",
         metavar="D,...",
-        type=one_of(model_bench.TYPES),
-        help=f"of activations: {','.join(model_bench.TYPES)}",
+        type=one_of(model_bench.ALL_TYPES),
+        help="of activations: bfloat16,float16 on a GPU, float32 on a CPU",
     )
     group.add_argument(
         "--variants", metavar="V,...", type=one_of(model_bench.VARIANTS),
-        help=f"prompts by a16 and a8_g256, ways to generate tokens: {','.join(model_bench.VARIANTS)}",
+        help=f"prompts by an activation, ways to generate tokens: {','.join(model_bench.VARIANTS)}",
     )  # fmt: skip
     group.add_argument("--batches", metavar="B,...", type=counts, help="sequences at a time (1,16)")
     group.add_argument("--prompts", metavar="T,...", type=counts, help="tokens of a prompt (512,4096)")
@@ -103,7 +103,7 @@ def model_rows(args: argparse.Namespace, device: str) -> Iterator[Row]:
     model_bench.versions()  # an error before any file is written
     names = ("dtypes", "variants", "batches", "prompts", "minutes")
     chosen = {name: value for name in names if (value := getattr(args, name)) is not None}
-    options = model_bench.Options(**chosen)
+    options = model_bench.Options(**{"dtypes": model_bench.TYPES[device], **chosen})
     if args.model.path is not None:
         yield from model_bench.rows(args.model.path.resolve(), args.model.name, "file", device, options)
         return

@@ -130,6 +130,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the base model of SRC, a folder with a LoRA adapter; by default the one that the adapter's config names",
     )  # fmt: skip
     parser.add_argument(
+        "--mmproj", action="store_true",
+        help="DST is the projector of SRC, a folder with a vision part, which llama.cpp loads beside the text model; "
+        "TYPE f32, f16, bf16 or q8_0",
+    )  # fmt: skip
+    parser.add_argument(
         "--architecture", metavar="NAME", default="",
         help="general.architecture of DST: flux, wan ...; by default that of a diffusion model is told by its tensors",
     )  # fmt: skip
@@ -210,6 +215,7 @@ def run(args: argparse.Namespace) -> int:
             ),
             args.base,
             options.type if options.layout == PLAIN else None,
+            options.type if args.mmproj else None,
         ) as source,
         Progress("convert", source.nbytes) as progress,
     ):
@@ -256,10 +262,12 @@ def check_types(args: argparse.Namespace) -> None:
         raise UsageError("the types come from one of TYPE, --size and --recipe")
     if args.size is None and (args.objective or args.types):
         raise UsageError("--objective and --types are for --size")
-    if args.type is None and (args.pure or args.layout or not is_gguf_path(args.target)):
+    if args.type is None and (args.pure or args.layout or args.mmproj or not is_gguf_path(args.target)):
         raise UsageError(
-            "--size and --recipe give each tensor of a .gguf file its type; --pure and --layout do not fit"
+            "--size and --recipe give each tensor of a .gguf file its type; --pure, --layout and --mmproj do not fit"
         )
+    if args.mmproj and args.like is not None:
+        raise UsageError("--mmproj: a projector has its own names and metadata, not those of --like")
     if args.size is not None:
         try:
             check_size(args.size)

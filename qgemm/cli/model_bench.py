@@ -1,8 +1,9 @@
 """Tokens a second of whole models run by transformers, with packed and with dense weights in turns.
 
-docs/recipes.md has a program for each variant: prompts by a16 and by a8_g256, an eager step, a CUDA graph, a compiled
-step, `generate` with a static cache, training. All settings are torch's defaults. The first pass, which compiles
-kernels and plans cuDNN's attention, is timed separately, as `first_s`.
+Variants: prompts by each activation; eager steps by a16, by a8, and without any product, the share of torch and
+transformers; a CUDA graph, a compiled step, `generate` with a static cache, training. docs/recipes.md has programs. All
+settings are torch's defaults. The first pass, which compiles kernels and plans cuDNN's attention, is timed separately,
+as `first_s`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Row = dict[str, Any]
 
 PACKED, DENSE = "qgemm", "dense"
 VARIANTS = tuple(SAMPLES)
-TYPES = "bfloat16", "float16"
+TYPES = {"cuda": ("bfloat16", "float16"), "cpu": ("float32",)}  # default types of activations, by device
+ALL_TYPES = "bfloat16", "float16", "float32"
 BATCHES, PROMPT_TOKENS = (1, 16), (512, 4096)
 STEPS = 32
 ADAPTER = "qgemm.torch.transformers"  # needs packages that may be missing
@@ -38,7 +40,7 @@ ADAPTER = "qgemm.torch.transformers"  # needs packages that may be missing
 class Options(NamedTuple):
     """What to measure. minutes: no variant starts later. steps: tokens that are timed together."""
 
-    dtypes: Sequence[str] = TYPES
+    dtypes: Sequence[str]
     variants: Sequence[str] = VARIANTS
     batches: Sequence[int] = BATCHES
     prompts: Sequence[int] = PROMPT_TOKENS

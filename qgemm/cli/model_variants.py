@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +15,7 @@ from qgemm.errors import UnsupportedError
 
 Sample = Callable[[], float]  # runs once -> seconds of a token, or of a prompt
 
-PROMPTS = "a16", "a8_g256"  # variants that time a prompt by an activation; the others time a token after it
+PROMPTS = "a16", "a8", "a8_g256"  # variants that time a prompt by an activation; the others time a token after it
 COMPILED = "compile", "generate"
 ONCE = *COMPILED, "train"  # measured for one prompt only: a compilation takes up to a minute
 LORA = ("q_proj", "k_proj", "v_proj", "o_proj")  # layers that get adapters of this rank
@@ -21,42 +23,79 @@ RANK = 8
 REPEATS = 3
 
 
-def prompt_sample(model: Any, ids: Any, activation: str) -> Sample:
-    """Time of a prompt; dense layers, and those whose format has no product by this activation, keep their own."""
-    from transformers import DynamicCache
+@contextmanager
+def multiplied_by(model: Any, activation: str) -> Iterator[None]:
+    """Packed layers multiply by an activation; dense ones, and those whose format has no such product, keep their own.
 
-    kind = import_module("qgemm.torch").QLinear
-    packed = [layer for layer in model.modules() if isinstance(layer, kind)]
+    UnsupportedError where there are packed layers and none multiplies by it.
+    """
+    packed = packed_layers(model)
     layers = [layer for layer in packed if multiplies(activation, layer.format)]
     if packed and not layers:
         raise UnsupportedError(f"no layer multiplies by {activation}")
+    for layer in layers:
+        layer.activation = activation
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.activation = "a16"
+
+
+@contextmanager
+def without_products(model: Any) -> Iterator[None]:
+    """Packed layers return zeros: the rest of a step is the time of torch and transformers. UnsupportedError without
+    such layers."""
+    layers = packed_layers(model)
+    if not layers:
+        raise UnsupportedError("the model has no packed layers")
+
+    def zeros(layer: Any, x: Any) -> Any:
+        return x.new_zeros((*x.shape[:-1], layer.out_features))
+
+    for layer in layers:
+        layer.forward = partial(zeros, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def packed_layers(model: Any) -> list[Any]:
+    """The QLinear layers of a model."""
+    kind = import_module("qgemm.torch").QLinear
+    return [layer for layer in model.modules() if isinstance(layer, kind)]
+
+
+def prompt_sample(model: Any, ids: Any, activation: str) -> Sample:
+    """Time of a prompt."""
+    from transformers import DynamicCache
 
     def sample() -> float:
-        for layer in layers:
-            layer.activation = activation
-        try:
+        with multiplied_by(model, activation):
             return seconds_of(lambda: step(model, ids, DynamicCache(config=model.config)), ids.device.type)
-        finally:
-            for layer in layers:
-                layer.activation = PROMPTS[0]
 
     return sample
 
 
-def eager_sample(model: Any, ids: Any, steps: int) -> Sample:
-    """Time of a token by plain calls of the model, over a cache that grows."""
+def eager_sample(
+    model: Any, ids: Any, steps: int, way: Callable[[Any], AbstractContextManager[None]] = nullcontext
+) -> Sample:
+    """Time of a token by plain calls of the model, over a cache that grows. way: how its layers multiply."""
     from transformers import DynamicCache
 
     def sample() -> float:
-        cache = DynamicCache(config=model.config)
-        token = step(model, ids, cache)
+        with way(model):
+            cache = DynamicCache(config=model.config)
+            token = step(model, ids, cache)
 
-        def tokens() -> None:
-            nonlocal token
-            for _ in range(steps):
-                token = step(model, token, cache)
+            def tokens() -> None:
+                nonlocal token
+                for _ in range(steps):
+                    token = step(model, token, cache)
 
-        return seconds_of(tokens, ids.device.type) / steps
+            return seconds_of(tokens, ids.device.type) / steps
 
     return sample
 
@@ -155,8 +194,11 @@ def train_sample(model: Any, ids: Any, steps: int) -> Sample:
 
 SAMPLES: dict[str, Callable[[Any, Any, int], Sample]] = {
     "a16": lambda model, ids, steps: prompt_sample(model, ids, "a16"),
+    "a8": lambda model, ids, steps: prompt_sample(model, ids, "a8"),
     "a8_g256": lambda model, ids, steps: prompt_sample(model, ids, "a8_g256"),
     "eager": eager_sample,
+    "eager_a8": lambda model, ids, steps: eager_sample(model, ids, steps, partial(multiplied_by, activation="a8")),
+    "no_products": lambda model, ids, steps: eager_sample(model, ids, steps, without_products),
     "graph": graph_sample,
     "compile": compile_sample,
     "generate": generate_sample,

@@ -27,6 +27,7 @@ from .source_readers import open_source
 from .targets import is_gguf_path
 from .tensor_names import Rename, apply_drops, apply_renames
 from .type_names import format_and_mixture, one_format
+from .vision_projector import to_projector
 from .weight import Source
 
 Pattern: TypeAlias = str | re.Pattern[str]
@@ -62,12 +63,14 @@ def open_for_conversion(
     edits: Edits = NO_EDITS,
     base: PathLike | None = None,
     folder_type: Format | None = None,
+    projector_type: Format | None = None,
 ) -> Source:
     """Open a source for conversion: rename its tensors, then lay it out like another file or (model) as a .gguf model.
 
     beside: other input files, which the conversion must not overwrite. drop: patterns of tensors that are left out.
     tied: see `to_gguf_model`. edits: changes of metadata and layers. base: see `to_gguf_adapter`. folder_type:
-    the type of a Hugging Face folder that a .gguf model becomes.
+    the type of a Hugging Face folder that a .gguf model becomes. projector_type: the type of the
+    projector that the folder's vision part becomes.
     """
     adapter = is_adapter(src)
     source = open_source(adapter_weights(src) if adapter else src, part=part, copy=True)
@@ -78,13 +81,18 @@ def open_for_conversion(
         own_metadata = source.metadata
         if like is not None:
             source = match_layout(source, like)
+        elif projector_type is not None:
+            if adapter or not model or source.is_gguf:
+                rule = "--mmproj is for a Hugging Face folder whose vision part becomes a .gguf file"
+                raise QgemmError(f"{shown_path(source.path)}: {rule}")
+            source = to_projector(source, src, projector_type)
         elif model and adapter:
             source = to_gguf_adapter(source, src, base)
         elif model and not source.is_gguf:
             source = to_gguf_model(source, src, tied)
         if folder_type is not None:
             source = to_folder(source, folder_type)
-        if tied and (like is not None or source.metadata is own_metadata):
+        if tied and (like is not None or projector_type is not None or source.metadata is own_metadata):
             rule = "--tied is for a folder of Hugging Face that becomes a .gguf model"
             raise QgemmError(f"{shown_path(source.path)}: {rule}")
         if base is not None and not (model and adapter and like is None):
@@ -122,6 +130,7 @@ def convert(
     like: PathLike | None = None,
     tied: bool = False,
     base: PathLike | None = None,
+    mmproj: bool = False,
     pure: bool = False,
     keep_split: bool = False,
     split_max_size: int | str = 0,
@@ -160,6 +169,8 @@ def convert(
     embedding for one, though its config does not say so.
     base: src is the folder of a LoRA adapter of peft, base that of its base model, whose config is read. Without it the
     adapter's own config names the folder.
+    mmproj: the vision part of a folder becomes a projector, which llama.cpp loads beside the text model; type f32, f16,
+    bf16 or q8_0.
     keep_split: write as many shards as the split .gguf source has, named after dst; types are chosen as llama-quantize
     does in that case.
     split_max_size: the most bytes of tensors in a shard, a number or "2G", "500M" as gguf-split counts them (1000^3); a
@@ -185,8 +196,10 @@ def convert(
     """
     if [type is not None, bool(size), recipe is not None].count(True) != 1:
         raise UnsupportedError("the types of a conversion come from one of type, size and recipe")
-    if type is None and (pure or layout or not is_gguf_path(dst)):
-        raise UnsupportedError("size and recipe are for a .gguf file, without pure and layout")
+    if type is None and (pure or layout or mmproj or not is_gguf_path(dst)):
+        raise UnsupportedError("size and recipe are for a .gguf file, without pure, layout and mmproj")
+    if mmproj and like is not None:
+        raise UnsupportedError("mmproj: a projector has its own names and metadata, not those of like")
     default, mixture = format_and_mixture(type or "f16")
     options = Options(
         default,
@@ -208,7 +221,10 @@ def convert(
     model = is_gguf_path(dst) and not layout
     folder = options.type if layout == PLAIN else None
     edits = Edits(architecture, set_metadata or {}, tuple(remove_metadata), tuple(sorted(set(prune_layers))))
-    with open_for_conversion(src, renames, like, [imatrix], part, model, drops, tied, edits, base, folder) as source:
+    projector = options.type if mmproj else None
+    with open_for_conversion(
+        src, renames, like, [imatrix], part, model, drops, tied, edits, base, folder, projector
+    ) as source:
         total, done = source.nbytes, 0
         notes: list[str] = []
 

@@ -61,9 +61,11 @@ class Architecture(NamedTuple):
     numbers: end of a tensor's name -> the gguf package's method that writes its number, one of each layer, as a key.
     rotary_pairs: whether rows of queries and keys move into llama.cpp's rotary order.
     norms_plus_one: whether the checkpoint stores norms minus one. defaults: values for keys that configs omit.
-    factors: kind of rotary scaling -> the tensors that it adds. unread: tensors that llama.cpp loads and never uses.
+    factors: kind of rotary scaling -> the tensors that it adds.
+    unread: tensors that llama.cpp loads and a checkpoint may lack, with values that change no result.
     read_rotary: keys of rotary embeddings that only some architectures read.
     roles: role of a special token -> its text, where the folder gives no token that role.
+    variant: the record of a config whose models llama.cpp calls by another architecture, None if it is this one.
     space: whether text gets a leading space before tokenization, None if the tokenizer decides.
     split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names; tensors that do
     not fit are refused.
@@ -95,6 +97,7 @@ class Architecture(NamedTuple):
     renames: Mapping[str, str] = {}
     tokenizer: str = "llama"
     pools: bool = False
+    variant: Callable[[Mapping[str, Any]], Any] = lambda document: None
 
     def shapes(self, config: Config, layer: int, experts: bool) -> Shapes:
         """The tensors of a layer with or without experts."""

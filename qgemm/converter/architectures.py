@@ -14,6 +14,7 @@ from .architecture_record import (
     ROW_NORMS,
     Architecture,
     Shapes,
+    with_biases,
 )  # fmt: skip
 from .encoder_architectures import ENCODERS
 from .family_architectures import FAMILIES
@@ -31,6 +32,7 @@ from .hyperparameters import (
     longrope_factors,
     phi3_keys,
     qwen3moe_keys,
+    zero_biases,
 )
 
 LLAMA = Architecture(
@@ -53,6 +55,14 @@ PHI3_LAYER: Shapes = {
     "attn_norm.weight": "E", "attn_qkv.weight": "QKV E", "attn_output.weight": "E HD", "ffn_norm.weight": "E",
     "ffn_up.weight": "2F E", "ffn_down.weight": "E F",
 }  # fmt: skip
+PHIMOE = Architecture(
+    MODEL_ARCH.PHIMOE, phi3_keys, {
+        **with_biases({name: "E" for name in ("attn_norm.weight", "ffn_norm.weight")}), **ATTENTION,
+        "attn_output.bias": "E",
+    }, config_rules.PHIMOE,
+    ends={"token_embd.weight": "V E", **with_biases({"output_norm.weight": "E", "output.weight": "V E"})},
+    factors={"longrope": longrope_factors}, defaults={"rope_theta": 1e6}, unread=zero_biases,
+)  # fmt: skip
 GPT_OSS_LAYER: Shapes = {
     **ATTENTION, **BIASES, "attn_output.bias": "E", "attn_sinks.weight": "H", "post_attention_norm.weight": "E",
     "ffn_gate_inp.bias": "X", "ffn_gate_exps.bias": "X M", "ffn_up_exps.bias": "X M", "ffn_down_exps.bias": "X E",
@@ -111,6 +121,8 @@ ARCHITECTURES = {
         MODEL_ARCH.PHI3, phi3_keys, PHI3_LAYER, config_rules.PHI3,
         factors={"longrope": longrope_factors}, read_rotary=("partial_rotary_factor",),
     ),
+    "PhimoeForCausalLM": PHIMOE,
+    "PhiMoEForCausalLM": PHIMOE,  # in the model's own code
     "GptOssForCausalLM": Architecture(
         MODEL_ARCH.GPT_OSS, gpt_oss_keys, GPT_OSS_LAYER, config_rules.GPT_OSS, split=gpt_oss_experts,
         defaults={"rope_theta": 150000.0, "rope_scaling": GPT_OSS_ROTARY, "head_dim": 64},

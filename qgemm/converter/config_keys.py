@@ -89,7 +89,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "experts_per_token": OPTIONAL_COUNT,
         **dict.fromkeys(("n_embd", "n_embed"), SIZE),
         **dict.fromkeys(("n_layer", "n_head", "num_kv_heads", "n_head_kv"), COUNT),
-        **dict.fromkeys(("n_positions", "seq_length", "model_max_length"), POSITIONS),
+        **dict.fromkeys(("n_positions", "seq_length", "model_max_length", "max_trained_positions"), POSITIONS),
         **dict.fromkeys(("n_inner", "ffn_hidden_size", "shared_expert_intermediate_size"), whole(0, 2**24)),
         "shared_intermediate_size": whole(0, 2**24),
         **dict.fromkeys(
@@ -113,7 +113,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(("block_auto_adjust_ff_dim", "tie_embedding"), FLAG),
         "layer_types": list_of(TEXT),
         "vision_config": section("vision"),
-        "moe_layer_interval": COUNT,
+        **dict.fromkeys(("moe_layer_interval", "moe_top_k"), COUNT),
+        "moe_every_n_layers": whole(-1, 2**16),  # 0 and -1: no layer has experts
         **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), OPTIONAL_COUNT),
         **dict.fromkeys(
             ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), whole(0, 2**20)
@@ -146,8 +147,34 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "partial_rotary_factor": SHARE,
         "rope_parameters": section("rotary"),
         "rope_scaling": section("rotary"),
+        "mm_tokens_per_image": whole(1, 2**20),
+        "spatial_merge_size": OPTIONAL_COUNT,
     },
     "vision": {"deepstack_visual_indexes": list_of(OPTIONAL_COUNT)},
+    "encoder": {  # vision_config of a model that becomes a projector
+        **dict.fromkeys(("depth", "num_hidden_layers", "num_heads", "num_attention_heads"), COUNT),
+        **dict.fromkeys(("hidden_size", "embed_dim", "out_hidden_size", "head_dim", "window_size", "image_size"), SIZE),
+        **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), SIZE),
+        "intermediate_size": FFN_SIZE,
+        **dict.fromkeys(
+            ("in_channels", "in_chans", "num_channels", "temporal_patch_size", "spatial_merge_size"), COUNT
+        ),
+        "patch_size": whole(1, 2**12),
+        "mlp_ratio": number(1e-3, 64),
+        **dict.fromkeys(("layer_norm_eps", "norm_eps"), number(0, 1)),
+        **dict.fromkeys(("hidden_act", "model_type"), TEXT),
+        "num_position_embeddings": whole(1, 2**24),
+        **dict.fromkeys(("deepstack_visual_indexes", "fullatt_block_indexes"), list_of(OPTIONAL_COUNT)),
+        "pixel_shuffle_ratio": SHARE,
+        "rope_theta": ROTARY_BASE,
+        "rope_parameters": section("rotary"),
+    },
+    "images": {  # preprocessor_config.json
+        **dict.fromkeys(("image_mean", "image_std"), list_of(number(-1e6, 1e6))),
+        "image_seq_length": whole(1, 2**20),
+        "rescale_factor": number(0, 1e6),
+        **dict.fromkeys(("do_normalize", "do_rescale"), FLAG),
+    },
     "rotary": {
         "full_attention": section("rotary"),
         "sliding_attention": section("rotary"),
@@ -170,6 +197,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "high_freq_factor": FACTOR,
         "long_factor": list_of(FACTOR),
         "short_factor": list_of(FACTOR),
+        **dict.fromkeys(("long_mscale", "short_mscale"), FACTOR),
     },
 }
 

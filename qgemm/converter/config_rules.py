@@ -19,6 +19,7 @@ NO_EFFECT = {
     "hidden_dropout_prob", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction",
     "sparse_pred_ignore_index", "cls_token_id", "reference_compile", "attention_probs_dropout_prob",
     "router_aux_loss_coef", "attn_pdrop", "hidden_dropout", "embedding_dropout", "classifier_dropout", "slow_but_exact",
+    "input_jitter_noise",
     "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
     *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
     "pretraining_tp", "use_cache", "output_router_logits", "output_hidden_states",
@@ -152,6 +153,14 @@ SEED_OSS: Rules = {
     "hidden_act": SILU, "attention_bias": only(True), "attention_out_bias": OFF, "mlp_bias": OFF,
 }  # fmt: skip
 PHI3: Rules = {"hidden_act": SILU}
+PHIMOE: Rules = {
+    "hidden_act": SILU, "attention_bias": decided_elsewhere(False), "lm_head_bias": decided_elsewhere(False),
+    "tie_word_embeddings": OFF, "sliding_window": window_of_context(None),
+    "rope_parameters": Rule(
+        None, lambda value, config: config.rope.number("short_mscale") == config.rope.number("long_mscale"),
+        "has long_mscale other than short_mscale",
+    ),
+}  # fmt: skip
 GPT_OSS: Rules = {
     "hidden_act": SILU, "attention_bias": only(True), "layer_types": every(2), "swiglu_alpha": only(1.702),
     "swiglu_limit": only(7.0),
@@ -360,17 +369,18 @@ def check_rules(config: Config, rules: Rules, read_rotary: tuple[str, ...]) -> N
     read_rotary: keys of rotary embeddings that this architecture reads, or whose difference the documents name.
     CheckpointError names the key and the value.
     """
-    _check(config, rules)
+    check_values(config, rules)
     rotary = {"partial_rotary_factor": WHOLE_HEAD, "truncate": only(True), **ROTARY}
     rotary = {key: rule for key, rule in rotary.items() if key not in read_rotary}
-    _check(config, {key: rule for key, rule in rotary.items() if key == "partial_rotary_factor"})
-    _check(config.rope, rotary)
+    check_values(config, {key: rule for key, rule in rotary.items() if key == "partial_rotary_factor"})
+    check_values(config.rope, rotary)
     windows = config.section("rope_parameters", "rope_scaling").section(WINDOW)
     if rope_kind(windows) != "default":
         raise windows.refusal("rope_type", rope_kind(windows), f"is a scaling of {WINDOW}, which llama.cpp lacks")
 
 
-def _check(config: Config, rules: Rules) -> None:
+def check_values(config: Config, rules: Rules) -> None:
+    """Refuse a config with a value that a rule does not allow."""
     for key, rule in rules.items():
         value = config.values.get(key, rule.default)
         if not rule.allows(value, config):

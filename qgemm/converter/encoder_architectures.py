@@ -1,4 +1,4 @@
-"""Records of encoders, whose result is a vector of each token: Bert, XLM-RoBERTa, ModernBERT."""
+"""Records of encoders, whose result is a vector of each token: Bert, XLM-RoBERTa, ModernBERT, Nomic BERT."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from qgemm.errors import CheckpointError
 from qgemm.files.documents import json_object
 from qgemm.files.paths import shown, shown_path
 
-from .architecture_record import Architecture, Shapes, with_biases
-from .config_rules import FULL, GELU, OFF, WINDOW, Rule, Rules, decided_elsewhere, only
+from .architecture_record import DENSE, Architecture, Shapes, with_biases
+from .config_rules import FULL, GELU, NONE, OFF, SILU, WINDOW, Rule, Rules, decided_elsewhere, only
 from .fused_weights import Refusal, renamed_to
 from .hyperparameters import Config, common_keys
 from .weight import Weight
-from .weight_views import reorder_rows
+from .weight_views import reorder_rows, reshaped, transpose_matrices
 
 LAYER: Shapes = with_biases({
     "attn_q.weight": "E E", "attn_k.weight": "E E", "attn_v.weight": "E E", "attn_output.weight": "E E",
@@ -37,6 +37,12 @@ MODERN_LAYER: Shapes = {
     "attn_qkv.weight": "QKV E", "attn_output.weight": "E E", "ffn_norm.weight": "E", "ffn_up.weight": "2F E",
     "ffn_down.weight": "E F",
 }  # fmt: skip
+NOMIC_LAYER: Shapes = {
+    "attn_qkv.weight": "QKV E", "attn_output.weight": "E E", **with_biases({
+        "attn_output_norm.weight": "E", "layer_output_norm.weight": "E",
+    }),
+}  # fmt: skip
+NOMIC_MOE_LAYER: Shapes = {**NOMIC_LAYER, "attn_qkv.bias": "QKV", "attn_output.bias": "E"}
 MODERN_ENDS: Shapes = {"token_embd.weight": "V E", "token_embd_norm.weight": "E", "output_norm.weight": "E"}
 
 
@@ -61,7 +67,19 @@ MODERN_RULES: Rules = {
     )},
     "decoder_bias": decided_elsewhere(True),
 }  # fmt: skip
-PREFIX = re.compile("^(bert|roberta)[.]")  # the encoder within a model that has a head
+NOMIC_BIASES = tuple(f"{name}_bias" for name in ("qkv_proj", "mlp_fc1", "mlp_fc2"))
+NOMIC_RULES: Rules = {  # keys of the class of transformers, then those of the model's own code
+    "hidden_act": SILU, "activation_function": only("swiglu"), **dict.fromkeys(NOMIC_BIASES, OFF),
+    **{key: OFF for key in ("causal", "prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm",
+                            "rotary_emb_interleaved", "scale_attn_by_inverse_layer_idx")},
+    "rotary_emb_fraction": only(1.0), "rotary_emb_scale_base": NONE, "scale_attn_weights": only(True),
+    "rotary_scaling_factor": decided_elsewhere(None),  # has no effect up to max_trained_positions
+}  # fmt: skip
+NOMIC_MOE_RULES: Rules = {
+    **NOMIC_RULES, "activation_function": GELU._replace(default="gelu"), **dict.fromkeys(NOMIC_BIASES, only(True)),
+    "moe_normalize_expert_weights": OFF, "expert_choice_router": OFF, "num_shared_experts": NONE, "ffn_div": only(1.0),
+}  # fmt: skip
+PREFIX = re.compile("^(bert|roberta|nomic_bert)[.]")  # the encoder within a model that has a head
 OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 POOLING = os.path.join("1_Pooling", "config.json")
 POOLED = {
@@ -88,6 +106,13 @@ def modern_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_vocab_size(config.need("vocab_size"))
     for add in (writer.add_add_bos_token, writer.add_add_eos_token, writer.add_add_sep_token):
         add(True)
+
+
+def nomic_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of nomic bert."""
+    encoder_keys(config, writer)
+    if config.integer("moe_every_n_layers"):
+        writer.add_moe_every_n_layers(config.need("moe_every_n_layers"))
 
 
 def pooling_key(folder: str, writer: GGUFWriter) -> None:
@@ -121,6 +146,39 @@ def encoder_tensors(weight: Weight, config: Config, refusal: Refusal) -> list[We
     return [renamed_to(weight, name)]
 
 
+def nomic_tensors(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
+    """A tensor of nomic bert; matrices of all experts, [X M, E], become [X, M, E], and second ones [X, E, M]."""
+    (weight,) = encoder_tensors(weight, config, refusal)
+    if not weight.name.endswith((".experts.mlp.w1", ".experts.mlp.w2")):
+        return [weight]
+    experts, size = config.need("num_experts"), config.need("intermediate_size")
+    if weight.shape[:-1] != (experts * size,):
+        raise refusal(weight.name, f"has shape {weight.shape}, not {experts} matrices of {size} rows")
+    matrices = reshaped(weight, (experts, size, weight.shape[-1]))
+    if weight.name.endswith("w2"):
+        matrices = transpose_matrices(matrices)
+    return [renamed_to(matrices, f"{weight.name}.weight")]
+
+
+def _nomic_sizes(config: Config) -> Mapping[str, Any]:
+    """The trained context, the first rotary base, and no experts in a model without layers that have them.
+
+    n_positions of the model's own configs is longer than the trained context: 2048 tokens, 512 for the mixture.
+    """
+    positions = config.need("max_position_embeddings")
+    period = max(config.integer("moe_every_n_layers") or 0, 0)
+    if config.value("n_positions") is not None:
+        if config.value("rotary_emb_base") is None:
+            raise config.refusal("rotary_emb_base", None, "is needed")
+        trained = config.integer("max_trained_positions") or 2048
+        positions = 512 if period and positions == trained == 2048 else min(positions, trained)
+    experts = config.value("num_experts") if period else None
+    return {
+        "max_position_embeddings": positions, "moe_every_n_layers": period, "num_experts": experts,
+        **_without_output(config),
+    }  # fmt: skip
+
+
 def _without_output(config: Config) -> Mapping[str, Any]:
     return {"tie_word_embeddings": True}
 
@@ -148,6 +206,23 @@ MODERN_BERT = Architecture(
     },
     defaults={"layer_norm_eps": 1e-5, "rope_theta": 160000.0, "rope_local_base_freq": 10000.0, "local_attention": 128},
 )  # fmt: skip
+NOMIC_BERT_MOE = Architecture(
+    MODEL_ARCH.NOMIC_BERT_MOE, nomic_keys, NOMIC_MOE_LAYER, NOMIC_MOE_RULES, optional={}, split=nomic_tensors,
+    pools=True,
+    ends={name: shape for name, shape in ENDS.items() if name != "position_embd.weight"}, derived=_nomic_sizes,
+    dense=with_biases({"ffn_up.weight": "F E", "ffn_down.weight": "E F"}),
+    experts={"ffn_gate_inp.weight": "X E", "ffn_up_exps.weight": "X F E", "ffn_down_exps.weight": "X E F"},
+    aliases={
+        "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size", "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps", "rotary_emb_base": "rope_theta", "moe_top_k": "num_experts_per_tok",
+    },
+    defaults={"type_vocab_size": 2, "layer_norm_eps": 1e-12, "max_position_embeddings": 2048, "rope_theta": 1000.0},
+)  # fmt: skip
+NOMIC_BERT = NOMIC_BERT_MOE._replace(
+    kind=MODEL_ARCH.NOMIC_BERT, layer=NOMIC_LAYER, rules=NOMIC_RULES, dense=DENSE, experts={},
+    variant=lambda document: NOMIC_BERT_MOE if (document.get("moe_every_n_layers") or 0) > 0 else None,
+)  # fmt: skip
 
 ENCODERS = {
     "BertModel": BERT,
@@ -156,4 +231,6 @@ ENCODERS = {
     "RobertaModel": XLM_ROBERTA,
     "ModernBertModel": MODERN_BERT,
     "ModernBertForMaskedLM": MODERN_BERT,
+    "NomicBertModel": NOMIC_BERT,
+    "NomicBertForMaskedLM": NOMIC_BERT,
 }

@@ -63,6 +63,7 @@ def config_of(where: str, values: Mapping[str, Any]) -> tuple[Config, Architectu
         rule += "; the .safetensors files in the folder convert under their own names"
         raise CheckpointError(f"{where}: architectures: {shown(names[0])} {rule}")
     check_config(where, values)
+    architecture = architecture.variant(values) or architecture
     config = architecture.config(where, values)
     check_rules(config, architecture.rules, architecture.read_rotary)
     return config, architecture
@@ -117,18 +118,18 @@ class Model:
                 continue
             if weight.values is None or 0 in weight.shape:
                 rule = "is empty" if 0 in weight.shape else "holds integers, where a model has weights"
-                raise self._refusal(weight.name, f"{rule}: {weight.type} {list(weight.shape)}")
+                raise self.refusal(weight.name, f"{rule}: {weight.type} {list(weight.shape)}")
             if self._predicts_further(weight.name):
                 self.left_out.append(weight.name)
                 continue
             if self._is_number(weight):
                 continue
             if not weight.shape:
-                raise self._refusal(weight.name, "has no axes")
+                raise self.refusal(weight.name, "has no axes")
             for new, number, part in self.parts(weight):
                 experts = by_name.setdefault(new, {})
                 if experts.setdefault(number, part) is not part:
-                    raise self._refusal(part.name, f"would be {shown(new)}, as another tensor is already")
+                    raise self.refusal(part.name, f"would be {shown(new)}, as another tensor is already")
         if self.config.value("tie_word_embeddings") is True:
             by_name.pop(OUTPUT, None)
         weights = {new: self.filled(new, experts) for new, experts in by_name.items()}
@@ -142,7 +143,7 @@ class Model:
 
     def parts(self, weight: Weight) -> Iterator[tuple[str, int, Weight]]:
         """The tensors of the file into which a tensor is split: the new name, the number in the stack, the weights."""
-        for part in self.architecture.split(weight, self.config, self._refusal):
+        for part in self.architecture.split(weight, self.config, self.refusal):
             number = NUMBERED.search(part.name)
             yield self._name(part.name), int(number[2]) if number else ALONE, part
 
@@ -157,7 +158,7 @@ class Model:
         else:
             new = None
         if new is None:
-            raise self._refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
+            raise self.refusal(old, f"has no name in a .gguf model of {MODEL_ARCH_NAMES[self.architecture.kind]}")
         return new
 
     def _map(self, merged: str, in_layer: bool) -> str | None:
@@ -177,7 +178,7 @@ class Model:
         for end, method in self.architecture.numbers.items():
             if weight.name.endswith(end) and layer is not None:
                 if weight.size != 1:
-                    raise self._refusal(weight.name, f"has shape {weight.shape}, not one number")
+                    raise self.refusal(weight.name, f"has shape {weight.shape}, not one number")
                 self.numbers.setdefault(method, {})[int(layer[1])] = float(numbers_of(weight)(0, 1)[0])
                 return True
         return False
@@ -187,7 +188,7 @@ class Model:
         for end, method in self.architecture.numbers.items():
             numbers = self.numbers.get(method, {})
             if sorted(numbers) != list(range(self.layers)):
-                raise self._refusal(f"*{end}", "is missing in some layers")
+                raise self.refusal(f"*{end}", "is missing in some layers")
             getattr(writer, method)([numbers[layer] for layer in range(self.layers)])
 
     def _predicts_further(self, name: str) -> bool:
@@ -201,7 +202,7 @@ class Model:
         weight = weights[0]
         if ALONE not in experts and new.endswith("weight"):
             if sorted(experts) != list(range(len(weights))) or len({part.shape for part in weights}) > 1:
-                raise self._refusal(weight.name, f"of {max(experts) + 1} experts {len(experts)} are alike")
+                raise self.refusal(weight.name, f"of {max(experts) + 1} experts {len(experts)} are alike")
             weight = stack_matrices(new, weights)
         if new.endswith(ONE_ROW) and len(weight.shape) == 2 and weight.shape[0] == 1:
             weight = reshaped(weight, weight.shape[1:])
@@ -212,7 +213,7 @@ class Model:
             heads = self.config.integer(ROTATED[kind]) or self.config.need("num_attention_heads")
             rows = weight.shape[0] // heads
             if rows % 2 or weight.shape[0] % heads:
-                raise self._refusal(weight.name, f"has {weight.shape[0]} rows, not {heads} heads of pairs")
+                raise self.refusal(weight.name, f"has {weight.shape[0]} rows, not {heads} heads of pairs")
             weight = reorder_rows(weight, rotary_order(rows))
         if self.architecture.norms_plus_one and new.endswith("norm.weight") and not new.endswith(WHOLE_NORMS):
             weight = add_one(weight)
@@ -232,23 +233,23 @@ class Model:
         tokens = weights["token_embd.weight"].shape[0] if "token_embd.weight" in weights else 0
         vocabulary = self.config.integer("vocab_size")
         if tokens and vocabulary not in (None, tokens):
-            raise self._refusal("token_embd.weight", f"has {tokens} rows, vocab_size of the config is {vocabulary}")
+            raise self.refusal("token_embd.weight", f"has {tokens} rows, vocab_size of the config is {vocabulary}")
         return letters(self.config, tokens)
 
     def _check_shapes(self, weights: Mapping[str, Weight], sizes: Mapping[str, int]) -> None:
         """Refuse a missing tensor, or one whose shape contradicts the config."""
         tied = self.config.value("tie_word_embeddings") is True
         if OUTPUT in weights and self.tied:
-            raise self._refusal(OUTPUT, "is there, so that nothing is tied; --drop lm_head leaves it out")
+            raise self.refusal(OUTPUT, "is there, so that nothing is tied; --drop lm_head leaves it out")
         if OUTPUT not in weights and not (tied or self.tied):
             rule = "is missing, and tie_word_embeddings of the config is not true"
-            raise self._refusal("lm_head.weight", f"{rule}; --tied makes the token embedding the output matrix")
+            raise self.refusal("lm_head.weight", f"{rule}; --tied makes the token embedding the output matrix")
         for name, shape_letters in self.expected(weights):
             shape = tuple(sizes[letter] for letter in shape_letters.split())
             if name not in weights:
-                raise self._refusal(name, "is missing")
+                raise self.refusal(name, "is missing")
             if weights[name].shape != shape:
-                raise self._refusal(name, f"has shape {weights[name].shape}, {shape} by the config")
+                raise self.refusal(name, f"has shape {weights[name].shape}, {shape} by the config")
 
     def expected(self, weights: Container[str]) -> Iterator[tuple[str, str]]:
         """The tensors of the model, each with its shape in letters.
@@ -263,7 +264,8 @@ class Model:
             optional = {name: shape for name, shape in self.architecture.optional.items() if stem + name in weights}
             yield from ((stem + name, shape) for name, shape in {**optional, **shapes}.items())
 
-    def _refusal(self, name: str, rule: str) -> CheckpointError:
+    def refusal(self, name: str, rule: str) -> CheckpointError:
+        """The error for a tensor."""
         return CheckpointError(f"{self.where}: tensor {shown(name)}: {rule}")
 
 

@@ -161,17 +161,18 @@ def rope_kind(rope: Config) -> str:
 def llama3_factors(config: Config) -> dict[str, Floats]:
     """The tensor of llama 3's divisors of rotary frequencies, [head_dim / 2], by its name.
 
-    Wavelengths beyond the original training context are stretched by `factor`, short ones stay, and those between are
-    interpolated.
+    Wavelengths beyond the original training context are stretched by `factor`, short ones stay, and those between, if
+    the two limits differ, are interpolated.
     """
     rope, dim = config.rope, config.head_dim
     base = rope.number("rope_theta") or config.number("rope_theta") or 10000.0
     factor, low, high = (rope.need_number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     trained = rope.integer("original_max_position_embeddings") or 8192
     wavelengths = 2 * pi * base ** (np.arange(0, dim, 2) / dim)
-    if high <= low:
-        raise rope.refusal("high_freq_factor", high, f"is not above the low_freq_factor, {low}")
-    smooth = np.clip((trained / wavelengths - low) / (high - low), 0, 1)
+    if high < low:
+        raise rope.refusal("high_freq_factor", high, f"is below the low_freq_factor, {low}")
+    turns = trained / wavelengths
+    smooth = np.clip((turns - low) / (high - low), 0, 1) if high > low else turns > low  # equal in Llama 4
     factors: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
     return {"rope_freqs.weight": factors.astype(np.float32)}
 
@@ -204,7 +205,7 @@ PHI3_TRAINED = 4096  # original_max_position_embeddings of a Phi3Config that lea
 
 
 def phi3_keys(config: Config, writer: GGUFWriter) -> None:
-    """Write the keys of phi3, whose long context has factors of its own."""
+    """Write the keys of phi 3 and phi moe, whose long context has factors of its own."""
     context, rope = config.need("max_position_embeddings"), config.rope
     trained = config.integer("original_max_position_embeddings") or rope.integer("original_max_position_embeddings")
     if rope_kind(rope) == "longrope":
@@ -215,7 +216,15 @@ def phi3_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_sliding_window(config.integer("sliding_window") or 0)  # llama.cpp recognizes phi 4 by the 0
     if rope_kind(rope) == "longrope":
         scale = context / (trained or context)
-        writer.add_rope_scaling_attn_factors(sqrt(1 + log(scale) / log(trained or context)) if scale > 1 else 1.0)
+        factor = sqrt(1 + log(scale) / log(trained or context)) if scale > 1 else 1.0
+        writer.add_rope_scaling_attn_factors(rope.number("short_mscale") or factor)
+
+
+def zero_biases(config: Config, sizes: Mapping[str, int]) -> Mapping[str, Floats]:
+    """The biases that llama.cpp adds in every phi moe, for a checkpoint without them."""
+    layers = range(config.need("num_hidden_layers"))
+    shapes = {"output.bias": "V", **{f"blk.{layer}.attn_output.bias": "E" for layer in layers}}
+    return {name: np.zeros(sizes[letter], np.float32) for name, letter in shapes.items()}
 
 
 def llama_keys(config: Config, writer: GGUFWriter) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from gguf.constants import MODEL_ARCH_NAMES, Keys
+from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, Keys
 
 from . import diffusion
 from .mixture import GLM5, LAYER
 from .weight import Source
 
+PROJECTOR = MODEL_ARCH_NAMES[MODEL_ARCH.MMPROJ]
 ARCHITECTURES = frozenset(MODEL_ARCH_NAMES.values())  # models of these use llama.cpp's names
 
 KEEP_RULES = (
@@ -28,6 +29,8 @@ KEEP_RULES = (
     ("image encoder",     r"sam\.neck\.|sam\.net_|\.patch_embd|\.patch_merger"),
     ("audio codebook",    r"a\.rvq\.codebook|mm\.a\.code_embd"),
 )  # fmt: skip
+# The converter of llama.cpp writes this tensor of a folder in one type; llama-quantize does not keep that type.
+PROJECTOR_KEEP_RULES = (("projection to text", r"^mm\.input_projection\.weight"),)
 GLM5_KEEP_RULES = (
     ("indexer",           r"indexer\.(attn_q_b|attn_k|proj)|indexer_compressor_(gate|ape)"),
     ("state space",       r"ssm_(f_a|f_b|g_a|g_b|beta)"),
@@ -78,6 +81,8 @@ def rules_for(source: Source) -> KeepRules:
         return KeepRules(False, [*patterns, ("not a weight", re.compile(r"(?<!weight)$"))], matrices=True)
     gguf_names = architecture in ARCHITECTURES or any(map(LAYER.match, source.weights))
     rows = [*KEEP_RULES, *(GLM5_KEEP_RULES if architecture == GLM5 else ()), *(() if gguf_names else OTHER_KEEP_RULES)]
+    if architecture == PROJECTOR and not source.is_gguf:
+        rows += PROJECTOR_KEEP_RULES
     if any(name.endswith("weight") for name in source.weights):
         rows.append(("not a weight", r"(?<!weight)$"))
     return KeepRules(gguf_names, [(rule, re.compile(pattern)) for rule, pattern in rows])

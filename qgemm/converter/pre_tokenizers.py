@@ -56,7 +56,44 @@ NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
     ((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), False): "superbpe",
     ((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K), False): "tiny_aya",
 }
+SAME_STEPS: Mapping[str, tuple[str, ...]] = {  # name in NAMES -> others that llama.cpp splits by the same expressions
+    "llama-bpe": ("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "glm4",
+                  "glm5"),
+    "dbrx": ("smaug-bpe", "chatglm-bpe"),
+    "qwen2": ("deepseek-r1-qwen", "kormo", "f2llmv2", "stablelm2", "hunyuan", "solar-open", "megrez", "grok-2"),
+    "gpt-4o": ("llama4", "kanana2", "talkie", "minimax-m2"),
+    "gpt-2": ("phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert",
+              "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "jina-v1-en", "jina-v2-code",
+              "roberta-bpe"),
+    "smollm": ("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+    "deepseek-v3": ("hunyuan-dense", "joyai-llm", "hy_v4"),
+    "bloom": ("poro-chat", "gpt3-finnish"),
+    "bailingmoe": ("bailingmoe2", "llada-moe"),
+    "tiny_aya": ("cohere2moe",),
+}  # fmt: skip
+WHOLE_TOKENS = ("llama-bpe", "tekken")  # llama.cpp does not merge a word that is a token
 ADD_BOS = ("llama-bpe", "tekken")  # llama.cpp puts the first token in front where the file does not say
+
+
+def steps_of(name: str) -> tuple[list[dict[str, Any]], bool] | None:
+    """The pre_tokenizers of a tokenizer.json that a name stands for, and whether whole tokens skip merging; or None."""
+    name = next((first for first, others in SAME_STEPS.items() if name in others), name)
+    steps = next((steps for (steps, _), candidate in NAMES.items() if candidate == name), None)
+    if steps is None:
+        return None
+    objects: dict[str, dict[str, Any]] = {
+        BYTES: {"type": BYTES, "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        PUNCTUATION: {"type": PUNCTUATION, "behavior": "Contiguous"},
+        DIGIT: {"type": "Digits", "individual_digits": True},
+        DIGITS: {"type": "Digits", "individual_digits": False},
+    }
+    splitters = [
+        objects.get(step, {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False})
+        for step in steps
+    ]
+    if BYTES not in steps:
+        splitters.append({**objects[BYTES], "use_regex": False})
+    return splitters, name in WHOLE_TOKENS
 
 
 def name_by_tokens(path: str, ends: Sequence[int | None]) -> str | None:

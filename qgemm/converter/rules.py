@@ -42,7 +42,7 @@ F16, Q8_0, Q6_K = FORMATS["f16"], FORMATS["q8_0"], FORMATS["q6_k"]
 OUTPUT = re.compile(r"^output\.weight$|(^|\.)lm_head\.weight$")
 TOKEN_EMBEDDING = re.compile(r"^token_embd\.weight$|embed_tokens\.weight$|word_embeddings\.weight$|wte\.weight$")
 LAYER_EMBEDDING = re.compile(r"^per_layer_token_embd\.weight$")
-ADAPTER_TYPES = ("f32", "f16", "bf16", "q8_0")
+CONVERTED_TYPES = ("f32", "f16", "bf16", "q8_0")
 
 Override = tuple[re.Pattern[str], Format]
 
@@ -111,7 +111,7 @@ class Step(NamedTuple):
 
 def plan(source: Source, options: Options) -> list[Step]:
     """A step for each tensor; QgemmError for conversions that are impossible or need an option."""
-    _check_adapter(source, options)
+    options = _converted_types(source, options)
     _check_patterns(source, options)
     options = options._replace(overrides=[*_with_ends(source, options)])
     rules = rules_for(source)
@@ -160,12 +160,21 @@ def _in_layout(layout: Layout, step: Step) -> Step:
     return step._replace(format=F16, rule=f"{reason}: F16") if reason else step
 
 
-def _check_adapter(source: Source, options: Options) -> None:
-    """Refuse types in which llama.cpp's converter writes no adapter: rows of B have the length of its rank, 8 or 16."""
-    adapter = source.metadata.get(Keys.General.TYPE) == GGUFType.ADAPTER
-    if adapter and (options.mixture or str(options.type).lower() not in ADAPTER_TYPES):
-        rule = f"an adapter is written as {', '.join(ADAPTER_TYPES)}, not as {options.mixture or options.type}"
-        raise QgemmError(f"{shown_path(source.path)}: {rule}")
+def _converted_types(source: Source, options: Options) -> Options:
+    """The options, without the rules of a file type where llama.cpp's converter writes the file: adapters, projectors.
+
+    Other types than that converter's are refused: rows of an adapter's B have the length of its rank, 8 or 16.
+    """
+    kind = source.metadata.get(Keys.General.TYPE)
+    if kind != GGUFType.ADAPTER and (kind != GGUFType.MMPROJ or source.is_gguf):
+        return options
+    name = options.mixture or str(options.type).lower()
+    if name not in CONVERTED_TYPES:
+        subject = "an adapter" if kind == GGUFType.ADAPTER else "a projector"
+        raise QgemmError(
+            f"{shown_path(source.path)}: {subject} is written as {', '.join(CONVERTED_TYPES)}, not as {name}"
+        )
+    return options._replace(mixture="")
 
 
 def _check_patterns(source: Source, options: Options) -> None:

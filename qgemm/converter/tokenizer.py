@@ -174,6 +174,12 @@ def _special(
         writer.add_string(Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=name), template)
 
 
+def added_tokens(folder: str) -> Iterator[tuple[int, Token]]:
+    """Tokens that were added to the vocabulary of a folder, with their numbers."""
+    path = os.path.join(folder, TOKENIZER)
+    return _added(folder, shown_path(path), json_object(path) if os.path.exists(path) else {})
+
+
 def _added(folder: str, where: str, document: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
     """Tokens that were added to a vocabulary, with their numbers; later entries override earlier ones."""
     for name in (ADDED, CONFIG):

@@ -77,6 +77,35 @@ def stack_matrices(name: str, weights: Sequence[Weight]) -> Weight:
     return _derived(weights, name, (len(weights), *weights[0].shape), step, view)
 
 
+def matrix_of(weight: Weight, index: int, name: str) -> Weight:
+    """Matrix [N, K] of a stack W [count, N, K]."""
+    count, *shape = weight.shape
+    size = prod(shape)
+
+    def view(reads: Sequence[Read], unit: int) -> Read:
+        first = index * size // unit
+        return lambda start, stop: reads[0](first + start, first + stop)
+
+    return replace(_derived([weight], name, tuple(shape), weight.step, view), nbytes=weight.nbytes // count)
+
+
+def join_rows(weights: Sequence[Weight]) -> Weight:
+    """W [..., N, K] whose rows are those of W1 [..., N1, K], W2 ... in turn; a whole matrix is read at once."""
+    *leading, _, k = weights[0].shape
+    readers = [numbers_of(weight) for weight in weights]
+    sizes = [weight.shape[-2] * k for weight in weights]
+    step = sum(sizes)
+
+    def read(start: int, stop: int) -> Floats:
+        matrices = range(start // step, stop // step)
+        return np.concatenate([
+            values(i * size, (i + 1) * size) for i in matrices for values, size in zip(readers, sizes, strict=True)
+        ])  # fmt: skip
+
+    nbytes = sum(weight.nbytes for weight in weights)
+    return Weight(weights[0].name, (*leading, step // k, k), weights[0].type, nbytes, step, values=read)
+
+
 def reshaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
     """The same weights in the same order, in another shape of as many."""
     return _derived([weight], weight.name, shape, weight.step, lambda reads, unit: reads[0])

@@ -51,14 +51,22 @@ def product(
             scalars, arrays = (activation, dtype, OUT), (x, out)
     elif gated is not None:
         function, up, up_bias = gated
-        scalars, arrays = _call(x, (out,), (bias, up_bias), (activation, dtype, function, id(up)))
+        scalars, arrays = call_of(x, (out,), (bias, up_bias), (activation, dtype, function, id(up)))
     else:
-        scalars, arrays = _call(x, (out,), (bias, residual), scalars)
-    ys = _planned(w, scalars, arrays)
+        scalars, arrays = call_of(x, (out,), (bias, residual), scalars)
+    ys = planned(w, scalars, arrays)
     if ys is None:
         ys = multiply(x, one_product(w, _apart(bias), residual, out, gated), activation, dtype)
-        _remember(w, scalars, arrays, ys, one_product(w, bias, residual, out, gated), activation)
+        request = one_product(w, bias, residual, out, gated)
+        remember(w, scalars, arrays, lambda: _plan(arrays, ys, request, activation))
     return ys[0]
+
+
+def replay(w: Tensor, x: Array, activation: str, bias: Array | None, dtype: DType) -> Plan | None:
+    """The plan of the latest `product` with such arguments; None without one."""
+    scalars: Scalars = (activation, dtype)
+    plan: Plan | None = w.plans.get(scalars if bias is None else call_of(x, (None,), (bias, None), scalars)[0])
+    return plan
 
 
 def _apart(bias: Any) -> Any:
@@ -76,16 +84,16 @@ def products(
         return None
     added = () if epilogues is None else [array for epilogue in epilogues for array in epilogue]
     scalars: Scalars = (activation, dtype, len(weights), *map(id, weights[1:]))
-    scalars, arrays = _call(x, (None,) if outs is None else outs, added, scalars)
-    ys = _planned(weights[0], scalars, arrays)
+    scalars, arrays = call_of(x, (None,) if outs is None else outs, added, scalars)
+    ys = planned(weights[0], scalars, arrays)
     if ys is None:
         request = several_products(weights, epilogues, outs)
         ys = multiply(x, request, activation, dtype)
-        _remember(weights[0], scalars, arrays, ys, request, activation)
+        remember(weights[0], scalars, arrays, lambda: _plan(arrays, ys, request, activation))
     return list(ys)
 
 
-def _call(x: Any, outs: Sequence[Any], added: Sequence[Any], scalars: Scalars) -> tuple[Scalars, Sequence[Any]]:
+def call_of(x: Any, outs: Sequence[Any], added: Sequence[Any], scalars: Scalars) -> tuple[Scalars, Sequence[Any]]:
     """The scalar arguments of a call, which arrays it has among them, and its arrays."""
     optional = [*outs, *added]
     absent = tuple([array is None for array in optional])
@@ -104,7 +112,7 @@ def _facts(scalars: Scalars, arrays: Sequence[Any]) -> Any:
     return tuple(facts)
 
 
-def _planned(w: Tensor, scalars: Scalars, arrays: Sequence[Any]) -> Sequence[Any] | None:
+def planned(w: Tensor, scalars: Scalars, arrays: Sequence[Any]) -> Sequence[Any] | None:
     """The outputs of a call by its plan; None without one."""
     plan: Plan | None = w.plans.get(scalars)
     if plan is None or reason():
@@ -120,12 +128,10 @@ def _planned(w: Tensor, scalars: Scalars, arrays: Sequence[Any]) -> Sequence[Any
 # ---------------------------------------------------------------- planning
 
 
-def _remember(
-    w: Tensor, scalars: Scalars, arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation: str | None
-) -> None:
+def remember(w: Tensor, scalars: Scalars, arrays: Sequence[Any], plan_of: Callable[[], Plan | None]) -> None:
     """Keep the plan of a call that was just made, if C can work on arrays like these."""
     key = _facts(scalars, arrays)
-    plan = None if key is None or reason() else _plan(arrays, ys, request, activation)
+    plan = None if key is None or reason() else plan_of()
     if plan is not None:
         if len(w.plans) > MAX_PLANS - 2:
             w.plans.clear()
@@ -140,12 +146,12 @@ def _plan(arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation
     if len(weights) > TARGETS or len(outs) not in (0, len(ys)) or not in_place(weights, kind):
         return None
     m, k = prod(x.shape[:-1]), x.shape[-1]
-    operand, use_of_x = _read_rows(x, k)
-    used, own_residuals = [use_of_x], set()
+    operand, use_of_x = read_rows(x, k)
+    used, own_residuals = [use_of_x], set[tuple[int, int]]()
     if operand is None or not m:
         return None
     for i, y in enumerate(ys):
-        operand_of_y, use = _read_rows(y, y.shape[-1])
+        operand_of_y, use = read_rows(y, y.shape[-1])
         if operand_of_y is None or use.convert is not None:
             return None
         used.append(use._replace(offset=i * ctypes.sizeof(Target) + Target.y.offset))
@@ -159,25 +165,32 @@ def _plan(arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation
             used.append(use_of_bias._replace(offset=start + Target.bias.offset))
         added = None
         if residual is not None:
-            added, use = _read_rows(residual, residual.shape[-1], flat=True)
+            added, use = read_rows(residual, residual.shape[-1], flat=True)
             if added is None:
                 return None
-            if use.convert is None and _library(ys[i]).type(ys[i]) == _library(residual).type(residual):
+            if use.convert is None and array_library(ys[i]).type(ys[i]) == array_library(residual).type(residual):
                 own_residuals.add((1 + i, len(used)))
             used.append(use._replace(offset=start + Target.residual.offset))
-        y = None if function and i else _read_rows(ys[i], ys[i].shape[-1])[0]
+        y = None if function and i else read_rows(ys[i], ys[i].shape[-1])[0]
         gate = GATES[function] if function and not i else 0
         operands.append(Operands(w, w.blocks, y, 0, added, gate))
     targets, packed, converted = targets_of(operands, operand, m, k, kind)
-    new = [] if outs else [_library(y).new(y) for y in ys]
-    return Plan(targets, packed, packed + converted, m, used, len(outs), new, weights, own_residuals, likeness(arrays))
+    new = [] if outs else [array_library(y).new(y) for y in ys]
+    files = [(w, i * ctypes.sizeof(Target) + Target.w.offset) for i, w in enumerate(weights) if not w.in_memory]
+    guarded = {
+        (y, other): (y, other) in own_residuals
+        for y in range(1, 1 + len(outs))
+        for other in (0, *range(y + 1, len(used)))
+    }
+    memory, like = packed + converted, likeness(arrays)
+    return Plan(targets, "qgemm_replay", memory, used, len(outs), new, weights[1:], files, like, guarded, m, packed)
 
 
-def _library(array: Any) -> Library:
+def array_library(array: Any) -> Library:
     return LIBRARIES.get(type(array)) or LIBRARIES[np.ndarray]
 
 
-def _read_rows(array: Any, k: int, flat: bool = False) -> tuple[Operand | None, Argument]:
+def read_rows(array: Any, k: int, flat: bool = False) -> tuple[Operand | None, Argument]:
     """An array [..., k] as C reads its rows, from a copy where these are not equally far apart.
 
     flat: whether only rows without a gap are read in place. No Operand for a type that C does not read.

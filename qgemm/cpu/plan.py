@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qgemm.tensor import Tensor
 
 from .native.calls import Guard, Replay, Target
+from .native.library import reason
 from .native.pool import ready
 from .native.products import scratch
 
@@ -58,40 +59,60 @@ class Argument(NamedTuple):
 class Plan:
     """The arguments of C for one kind of call.
 
-    like: whether arrays have the facts of those of the call.
-    used: of each array, in order. outs: how many outputs the caller gives. new: makes each output where it gives none.
-    own_residuals: pairs of an output and a residual that may be the output itself.
+    record: the arguments, Targets or Experts, with all but the addresses of arrays. function: the one of C for them.
+    memory: bytes of scratch memory; m, packed: as Replay has them. used: of each array, in order. files: weights of
+    files, whose addresses are filled in at each call as well, and the offset of each in the record. outs: how many
+    outputs the caller gives. new: makes each output where it gives none. weights: kept alive, since their ids are in
+    the key. guarded: pairs of an output and another array that must not share memory; True: unless one is at the
+    other's address. like: whether arrays have the facts of those of the call.
     """
 
     def __init__(
-        self, targets: Any, packed: int, memory: int, m: int, used: Sequence[Argument], outs: int,
-        new: Sequence[Callable[[], Any]], weights: Sequence[Tensor], own_residuals: set[tuple[int, int]],
-        like: Callable[..., bool],
+        self, record: Any, function: str, memory: int, used: Sequence[Argument], outs: int,
+        new: Sequence[Callable[[], Any]], weights: Sequence[Tensor], files: Sequence[tuple[Tensor, int]],
+        like: Callable[..., bool], guarded: Mapping[tuple[int, int], bool], m: int = 0, packed: int = 0,
     ) -> None:  # fmt: skip
-        self.like = like
+        self.like, self.function = like, function
         self.memory, self.used, self.new, self.outs = memory, used, new, outs
         self.converts = any(argument.convert for argument in used)
-        self.files = [w for w in weights if not w.in_memory]  # checked at each access
-        same = len({argument.pointer for argument in used}) == 1 and not self.files
+        self.files, self.weights = [w for w, _ in files], weights
+        same = len({argument.pointer for argument in used}) == 1 and not files
         self.pointer = used[0].pointer if same else None  # the only one that a call needs
-        self.weights = weights[1:]  # alive, since their ids are in the key
-        offsets = [argument.offset for argument in used]
-        size = ctypes.sizeof(Target)
-        offsets += [i * size + Target.w.offset for i, w in enumerate(weights) if not w.in_memory]
+        offsets = [argument.offset for argument in used] + [offset for _, offset in files]
         count = len(offsets)
-        masks = [argument.itemsize - 1 for argument in used] + [0] * len(self.files)
+        masks = [argument.itemsize - 1 for argument in used] + [0] * len(files)
         guards = [
-            Guard(y, other, used[y].nbytes, used[other].nbytes, (y, other) in own_residuals)
-            for y in range(1, 1 + outs)
-            for other in (0, *range(y + 1, len(used)))
+            Guard(y, other, used[y].nbytes, used[other].nbytes, may_be_same)
+            for (y, other), may_be_same in guarded.items()
             if used[other].convert is None
         ]
         numbers = ctypes.c_int64 * count
-        self.arrays = targets, numbers(*masks), numbers(*offsets), (Guard * len(guards))(*guards)
-        addresses = map(ctypes.addressof, self.arrays)
-        self.call = Replay(*addresses, len(targets), m, packed, count, len(guards))
+        self.arrays = record, numbers(*masks), numbers(*offsets), (Guard * len(guards))(*guards)
+        addresses, size = map(ctypes.addressof, self.arrays), ctypes.sizeof(record)
+        self.call = Replay(*addresses, size, size // ctypes.sizeof(Target), m, packed, count, len(guards))
         self.address = ctypes.addressof(self.call)
         self.packed_addresses = Struct(f"{count}N").pack
+
+    def one_output(self) -> Callable[..., Any] | None:
+        """The call as a function of x and its terms, if y is one new array and nothing but addresses is filled in.
+
+        The function gives None for arrays of another kind, where C cannot work in place, and without compiled code.
+        """
+        if len(self.new) != 1 or self.converts or self.pointer is None:
+            return None
+        like, pointer, (new,), address, pack = self.like, self.pointer, self.new, self.address, self.packed_addresses
+        memory, replay = self.memory, getattr(ready(), self.function)
+
+        def output(x: Any, *terms: Any) -> Any:
+            if not like(x, *terms) or reason():
+                return None
+            y = new()
+            ready()  # with the number of threads that is set now
+            more = map(pointer, terms) if terms else ()
+            addresses = pack(pointer(x), pointer(y), *more)
+            return y if replay(address, addresses, scratch(memory)) else None
+
+        return output
 
     def outputs(self, arrays: Sequence[Any]) -> Sequence[Any] | None:
         """The outputs of a call on these arrays; None if C cannot multiply them in place, and did nothing."""
@@ -106,9 +127,9 @@ class Plan:
             addresses = self.packed_addresses(*map(self.pointer, arrays))
         else:
             pairs = zip(self.used, arrays, strict=True)
-            blocks = [address_of(w.blocks) for w in self.files]
-            addresses = self.packed_addresses(*[use.pointer(array) for use, array in pairs], *blocks)
-        return ys if ready().qgemm_replay(self.address, addresses, scratch(self.memory)) else None
+            blocks = [w.blocks for w in self.files]  # alive until C returns: some are put together at each access
+            addresses = self.packed_addresses(*[use.pointer(array) for use, array in pairs], *map(address_of, blocks))
+        return ys if getattr(ready(), self.function)(self.address, addresses, scratch(self.memory)) else None
 
 
 def address_of(array: NDArray[Any]) -> int:

@@ -26,7 +26,10 @@ from qgemm.files.paths import PathLike, path_string, shown, shown_path
 
 GGUF = ".gguf"
 CONFIG = "config.json"
-GATE_UP = re.compile(r"\bgate_up_proj$")
+PARTS = {  # a matrix of the checkpoint -> the matrices of the file that share it
+    re.compile(r"\bexperts\.(.*\.)?gate_up_proj$"): ("gate_proj", "up_proj"),
+    re.compile(r"\bkv_b_proj$"): ("k_b_proj", "v_b_proj"),
+}  # fmt: skip
 Tokens = NDArray[np.int64]
 
 
@@ -62,12 +65,13 @@ class TextModel:
         return self._map
 
     def gguf_names(self, name: str) -> list[str]:
-        """llama.cpp's names of the matrices that a parameter holds; several for gates and ups of experts in one."""
+        """llama.cpp's names of the matrices that a parameter holds: several for those that the file has apart."""
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         name = tied.get(name, name)
         stem = name.removesuffix(".weight")
-        stems = [GATE_UP.sub(part, stem) for part in ("gate_proj", "up_proj")] if "experts." in stem else [stem]
-        mapped = [self._gguf_name(stem) for stem in dict.fromkeys(stems)]
+        parts = next((parts for pattern, parts in PARTS.items() if pattern.search(stem)), ())
+        stems = [stem[: stem.rindex(".") + 1] + part for part in parts] or [stem]
+        mapped = [self._gguf_name(stem) for stem in stems]
         return [f"{name}.weight" for name in mapped if name]
 
     def _gguf_name(self, stem: str) -> str:

@@ -2,6 +2,10 @@
 
 Dense weights are recognized by their memory in the call itself, linear(x, W) or x @ W, whichever layer makes it; one
 expert of a parameter [experts, N, K] by its offset there. Packed layers are observed by hooks.
+
+Latent attention (DeepSeek 2 and 3) expands keys and values from a vector of each token, c, by one matrix. llama.cpp
+multiplies queries by its part k_b, and sums of c that the attention weights by its part v_b. The inputs of k_b are
+thus queries, and the inputs of v_b are the result of an attention that has c in place of the values.
 """
 
 from __future__ import annotations
@@ -31,6 +35,18 @@ PRODUCTS: dict[Any, tuple[int, int]] = {
     functional.linear: (0, 1), torch.matmul: (0, 1), torch.Tensor.matmul: (0, 1), torch.Tensor.__matmul__: (0, 1),
     torch.mm: (0, 1), torch.addmm: (1, 2),
 }  # fmt: skip
+
+
+ATTENTION = functional.scaled_dot_product_attention
+LATENT_KEYS = "attn_k_b.weight"
+
+
+class Latent(NamedTuple):
+    """Keys and values that one matrix has expanded from c [tokens, rank], before the attention uses them."""
+
+    keys: str
+    values: str
+    c: Any
 
 
 class Parameter(NamedTuple):
@@ -63,6 +79,7 @@ class Observer(TorchFunctionMode):
         self.text_model, self.wants, self.gradients = text_model, wants, gradients
         self.sums: dict[str, Accumulator] = {}
         self.last: tuple[Any, Any] = (None, None)  # an input and its squares: Q, K and V share one
+        self.latent: Latent | None = None
         self.stack = ExitStack()
         model = text_model.model
         self.parameters: dict[int, Parameter] = {}
@@ -88,17 +105,23 @@ class Observer(TorchFunctionMode):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         self.stack.close()
-        self.last = (None, None)
+        self.last, self.latent = (None, None), None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function; if it multiplies by a weight of the model, count it."""
         result = function(*args, **(kwargs or {}))
+        if function is ATTENTION and self.latent is not None:
+            self._count_latent(self.latent, result, args, kwargs or {})
+            self.latent = None
         place = PRODUCTS.get(function)
         if place is None or len(args) <= place[1] or not isinstance(args[place[1]], torch.Tensor):
             return result
         x, w = args[place[0]], args[place[1]]
         parameter = self.parameters.get(w.untyped_storage().data_ptr()) if w.dim() == 2 else None
-        if parameter is not None and w.device.type != "meta":
+        if parameter is not None and parameter.names[0].endswith(LATENT_KEYS):
+            keys, values = parameter.names
+            self.latent = Latent(keys, values, x.detach().reshape(-1, x.shape[-1]))
+        elif parameter is not None and w.device.type != "meta":
             expert = (w.storage_offset() - parameter.offset) // parameter.stride if parameter.stride else 0
             self._count(parameter.names, x, result, expert, parameter.experts)
         return result
@@ -130,6 +153,33 @@ class Observer(TorchFunctionMode):
                 self._count((down,), hidden[token, position], None, expert, experts.num_experts)
 
         self.stack.callback(module.register_forward_pre_hook(count).remove)
+
+    def _count_latent(self, latent: Latent, result: Any, args: Any, kwargs: Any) -> None:
+        """Count the inputs of k_b and v_b, heads side by side, in an attention over [1, heads, tokens, D].
+
+        The sensitivity of k_b is that of keys, times the mean square of c over that of queries: the squares of a
+        matrix's input and gradient are only used as a product, which is that of the expansion of keys.
+        """
+        query, key, value, *others = args
+        c = latent.c.expand(1, value.shape[1], -1, -1)
+        with torch.no_grad():
+            mean = ATTENTION(query, key, c, *others, **kwargs)
+        plain = self.text_model.model.config.get_text_config().qk_nope_head_dim
+        queries = _by_token(query.detach()[..., :plain])
+        self._count((latent.keys,), queries, None, 0, 1)
+        self._count((latent.values,), _by_token(mean), None, 0, 1)
+        share = float(latent.c.square().mean() / queries.square().mean().clamp(min=1e-30))
+        self._count_gradient(key, latent.keys, lambda gradient: _by_token(gradient[..., :plain]) * share**0.5)
+        self._count_gradient(result, latent.values, _by_token)
+
+    def _count_gradient(self, y: Any, name: str, rows: Callable[[Any], Any]) -> None:
+        if self.gradients and y.requires_grad:
+            sums = self.sums[name]
+
+            def count(gradient: torch.Tensor) -> None:
+                sums.gradients[0] += rows(gradient).float().square().mean(-1).sum(dtype=torch.float64)
+
+            y.register_hook(count)
 
     def _count(self, names: tuple[str, ...], x: Any, y: Any, expert: int, experts: int) -> None:
         """Count tokens x [..., K] of an expert, and the gradient of y when it comes."""
@@ -163,3 +213,8 @@ class Observer(TorchFunctionMode):
                 raise QgemmError(f"{self.text_model.path}: the activations at {name} are NaN or infinite")
             sums[name] = Sums(squares, tokens, gradients if self.gradients else None)
         return sums
+
+
+def _by_token(x: Any) -> Any:
+    """[1, heads, tokens, D] as [tokens, heads D]."""
+    return x[0].transpose(0, 1).flatten(1)

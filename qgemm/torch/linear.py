@@ -14,6 +14,7 @@ from qgemm.packed import Packed
 
 from .gradients import Product, differentiated, graph_linear
 from .ops import PLAIN, check_tensor, is_compiling, product, traced, tracing
+from .replay import Replay, replay_of
 from .storage import packed_of
 from .views import BUFFERS, ViewedModule
 
@@ -65,6 +66,7 @@ class QLinear(ViewedModule):
     in_features: int
     out_features: int
     lora: Any  # a ModuleDict by name; absent while empty
+    _replay: Replay | None = None  # the latest call on the CPU, for others like it
     siblings: Any = None  # the Siblings that share a call with this layer (siblings.py), or None
 
     def __init__(
@@ -138,6 +140,11 @@ class QLinear(ViewedModule):
         """x [..., K] -> y [..., N]."""
         compiling = is_compiling()
         if not compiling:
+            replay = self._replay
+            if replay is not None:
+                y = replay(self, x)
+                if y is not None:
+                    return y
             if type(x) not in PLAIN:
                 check_tensor(x, self)
             elif (
@@ -147,7 +154,9 @@ class QLinear(ViewedModule):
                 weight, bias = self._parameters["weight"], self._parameters["bias"]
                 if not differentiated(x, bias):  # y is the product alone
                     packed = packed_of(weight, self._format, self._shape, self.tensor_name)
-                    return product(x, packed, bias, self.activation)
+                    y = product(x, packed, bias, self.activation)
+                    self.__dict__["_replay"] = replay_of(self, x, packed)  # torch's own setter costs a microsecond
+                    return y
         y = None if self.siblings is None else self.siblings.product(self, x)
         if y is None:
             y = self._linear(cast_by_autocast(x) if compiling or autocasting() else x)
@@ -156,6 +165,10 @@ class QLinear(ViewedModule):
             for added in self.lora.values():
                 y = y + added(x)
         return y
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies, which have calls of their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_replay"}
 
     def _linear(self, x: torch.Tensor) -> torch.Tensor:
         bias = self._parameters["bias"]

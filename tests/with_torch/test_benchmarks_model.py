@@ -81,7 +81,10 @@ def test_a_row_for_each_model_and_variant(monkeypatch, run):
     assert [(row["variant"], row["road"], row["load_s"] > 0) for row in loads] == [
         ("load", road, True) for road in (model_bench.PACKED, model_bench.DENSE)
     ]
-    cheap, once = ["a16", "a8_g256", "eager", "graph"], ["compile", "generate", "train"]
+    cheap, once = (
+        ["a16", "a8", "a8_g256", "eager", "eager_a8", "no_products", "graph"],
+        ["compile", "generate", "train"],
+    )
     order = [(1, 3, cheap), (1, 8, cheap), (1, 3, once), (2, 3, cheap), (2, 8, cheap)]
     assert [(row["batch"], row["prompt"], row["variant"], row["road"]) for row in cases] == [
         (batch, prompt, variant, road)
@@ -89,8 +92,13 @@ def test_a_row_for_each_model_and_variant(monkeypatch, run):
         for variant in variants
         for road in (model_bench.PACKED, model_bench.DENSE)
     ]
-    for row in cases:
-        assert row["skipped"].endswith("needs a GPU") if row["variant"] == "graph" else row["tokens_s"] > 0
+    skipped = {(row["variant"], row["road"]): row["skipped"] for row in cases if "skipped" in row}
+    assert skipped == {
+        ("graph", "qgemm"): "UnsupportedError: needs a GPU",
+        ("graph", "dense"): "UnsupportedError: needs a GPU",
+        ("no_products", "dense"): "UnsupportedError: the model has no packed layers",
+    }
+    assert all(row["tokens_s"] > 0 for row in cases if "skipped" not in row)
     table = model_bench.table(rows).splitlines()
     assert len(table) == 1 + len(rows) // 2
 
@@ -127,6 +135,21 @@ def test_a_prompt_by_an_activation_leaves_the_layers_as_they_were(tmp_path):
     with torch.no_grad():
         assert model_variants.prompt_sample(model, ids, "a8_g256")() > 0
     assert (activations, layer.activation) == (["a8_g256"], "a16")
+
+
+def test_steps_by_a8_and_without_products_leave_the_layers_as_they_were(tmp_path):
+    """Without products a layer returns zeros, and nothing multiplies."""
+    path = tmp_path / "model.gguf"
+    random_models.write_file(path, TINY["llama"]._replace(num_hidden_layers=1), "q4_0")
+    model, ids = model_bench.loaded(path, "cpu", "float32"), torch.arange(4)[None]
+    layer = model.model.layers[0].mlp.up_proj
+    calls = []
+    layer.register_forward_hook(lambda layer, x, y: calls.append((layer.activation, bool(y.any()))))
+    with torch.no_grad():
+        for variant in ("eager_a8", "no_products", "eager"):
+            assert model_variants.SAMPLES[variant](model, ids, 1)() > 0
+    assert calls == [("a8", True)] * 2 + [("a16", False)] * 2 + [("a16", True)] * 2
+    assert "forward" not in vars(layer)
 
 
 def test_a_graph_keeps_the_memory_that_its_kernels_read(monkeypatch):

@@ -83,12 +83,42 @@ def test_logits_of_llama_cpp(name, tmp_path, monkeypatch):
         monkeypatch.setattr(torch, "std", lambda x, **options: std(x, **{**options, "unbiased": True}))
     if name == "Llama4ForConditionalGeneration":  # transformers 5.24 computes no logits of text without an image
         model = model.language_model
+    if isinstance(model, transformers.PhimoeForCausalLM):
+        as_llama_cpp_computes_phimoe(model, monkeypatch)
     if name in ENCODERS and name.endswith("ForMaskedLM"):  # the file has no head
         model = model.base_model
     with torch.no_grad():
         output = model(torch.tensor([TOKENS]))
     logits = (output.last_hidden_state if name in ENCODERS else output.logits)[0, -1]
     torch.testing.assert_close(logits, torch.tensor(CLASSES[name]["logits"]), rtol=0, atol=BOUNDS.get(name, 2e-3))
+
+
+def as_llama_cpp_computes_phimoe(model, monkeypatch):
+    """Replace layer norms by norms of the root mean square, and the sparse mixer by a softmax of the two largest."""
+
+    def norm(self, x):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.eps) + self.bias
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            monkeypatch.setattr(module, "forward", norm.__get__(module))
+
+    def mixture(scores, *_, top_k, **__):
+        largest, experts = scores.topk(top_k)
+        return largest.softmax(-1), experts
+
+    monkeypatch.setattr(transformers.models.phimoe.modeling_phimoe, "sparsemixer", mixture)
+
+
+def test_phimoe_differs_from_transformers_by_its_router_and_norms(tmp_path):
+    """docs/converting.md names the cosine."""
+    name = "PhimoeForCausalLM"
+    kind = transformers.PhimoeForCausalLM
+    model = kind.from_pretrained(folder(tmp_path / "m", name), dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS])).logits[0, -1]
+    cosine = torch.nn.functional.cosine_similarity(logits, torch.tensor(CLASSES[name]["logits"]), dim=0)
+    assert round(float(cosine), 2) == 0.80
 
 
 def gelu_of_ggml(x):

@@ -1,9 +1,8 @@
 // iq4_xs: w = d * sc * codebook[q], groups of 32. Twin of qgemm/formats/iq4_xs.py. A group's nibbles are stored as in a
 // block of iq4_nl. Codes are the levels of the codebook + 128.
 #define CODE_BITS 8
-#include "../blocks_of_32.h"
-
 #define SHIFT 128
+#include "../blocks_of_32.h"
 
 // sc + 32 of eight groups, one in each byte: the low four bits are stored for all groups, then the high two.
 INLINE uint64_t unpack_six_bit_scales(const uint8_t* block) {

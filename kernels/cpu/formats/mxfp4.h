@@ -1,8 +1,9 @@
-// mxfp4: w = 2^(e - 128) * codebook[q]. Twin of qgemm/formats/mxfp4.py. Codes are the levels of the codebook + 128.
-#define CODE_BITS 8
+// mxfp4: w = 2^(e - 128) * codebook[q]. Twin of qgemm/formats/mxfp4.py. Codes are the levels of the codebook + 12, at
+// most 24.
+#define CODE_BITS 5
+#define SHIFT 12
 #include "../blocks_of_32.h"
 
-#define SHIFT 128
 #define RAW 2
 INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* blocks) { raw_nibbles(bytes, blocks, 1); }
 INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) { lookup_nibbles(codes, bytes); }

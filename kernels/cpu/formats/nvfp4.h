@@ -1,9 +1,8 @@
 // nvfp4: w = d / 2 * codebook[q], groups of 16. Twin of qgemm/formats/nvfp4.py. Codes are the levels of the codebook +
-// 128.
-#define CODE_BITS 8
+// 12, at most 24.
+#define CODE_BITS 5
+#define SHIFT 12
 #include "../unpacked.h"
-
-#define SHIFT 128
 
 // Byte 8 g + j of a block holds weight 16 g + j in the low nibble and 16 g + 8 + j in the high one: two lanes of an
 // accumulator are a group.

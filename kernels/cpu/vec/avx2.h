@@ -1,7 +1,7 @@
 // Vectors of 64 bytes in two parts: AVX2, with VNNI where the CPU has it.
 #pragma once
 
-#include <immintrin.h>
+#include "intrinsics.h"
 
 // Lane i is the sum of lanes i and i + 8 of v.
 INLINE f32x8 add_halves(f32x16 v) { return v.part[0] + v.part[1]; }
@@ -14,6 +14,12 @@ INLINE f32x16 load_operand(const f32x16* from) {
     f32x16 result = *from;
     EACH_PART __asm__("" : "+x"(result.part[i]));
     return result;
+}
+
+// A sum that later additions must not be merged with: GCC would compute all products first, in memory.
+INLINE i32x16 settle(i32x16 sum) {
+    EACH_PART __asm__("" : "+x"(sum.part[i]));
+    return sum;
 }
 
 // Concatenates four vectors of 16 bytes.
@@ -67,23 +73,24 @@ INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
 }
 
 #if !defined(__AVXVNNI__)
-// sums of 16 bits, plus two products each of signed codes: |x| times the codes with the sign of x. No code is +128, so
-// that -128 keeps its sign; correct_least repairs its products with negative x.
+// acc[i] + the dot product of bytes 4i to 4i + 3: |b| times a with the sign of b. Bytes of a that are -128 keep their
+// sign; correct_least repairs their products with negative b.
 #define SIGNED_DOT
-INLINE i32x16 add_signed_dot(i32x16 sums, u8x64 codes, i8x64 x) {
+INLINE i32x16 add_signed_dot(i32x16 acc, i8x64 a, i8x64 b) {
     EACH_PART {
-        const __m256i b = (__m256i)x.part[i], signed_codes = _mm256_sign_epi8((__m256i)codes.part[i], b);
-        const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(b), signed_codes);
-        sums.part[i] = (i32_part)_mm256_add_epi16((__m256i)sums.part[i], products);
+        const __m256i sign = (__m256i)b.part[i], with_sign = _mm256_sign_epi8((__m256i)a.part[i], sign);
+        const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(sign), with_sign);
+        acc.part[i] += (i32_part)_mm256_madd_epi16(products, _mm256_set1_epi16(1));
     }
-    return sums;
+    return acc;
 }
 
-// acc[i] + 256 |x| of those bytes 4i to 4i + 3 whose code is -128 and whose x is negative.
-INLINE i32x16 correct_least(i32x16 acc, u8x64 codes, i8x64 x) {
+// acc[i] + 256 |b| of the bytes 4i to 4i + 3 where a is -128 and b is negative.
+INLINE i32x16 correct_least(i32x16 acc, i8x64 a, i8x64 b) {
     EACH_PART {
-        const __m256i b = (__m256i)x.part[i], least = _mm256_cmpeq_epi8((__m256i)codes.part[i], _mm256_set1_epi8(-128));
-        const __m256i size = _mm256_and_si256(_mm256_abs_epi8(_mm256_min_epi8(b, _mm256_setzero_si256())), least);
+        const __m256i least = _mm256_cmpeq_epi8((__m256i)a.part[i], _mm256_set1_epi8(-128));
+        const __m256i negative = _mm256_min_epi8((__m256i)b.part[i], _mm256_setzero_si256());
+        const __m256i size = _mm256_and_si256(_mm256_abs_epi8(negative), least);
         const __m256i sums = _mm256_maddubs_epi16(size, _mm256_set1_epi8(1));
         acc.part[i] += (i32_part)_mm256_madd_epi16(sums, _mm256_set1_epi16(256));
     }
@@ -91,12 +98,12 @@ INLINE i32x16 correct_least(i32x16 acc, u8x64 codes, i8x64 x) {
 }
 
 // The lesser of each two signed bytes.
-INLINE u8x64 least_levels(u8x64 a, u8x64 b) {
-    EACH_PART a.part[i] = (u8_part)_mm256_min_epi8((__m256i)a.part[i], (__m256i)b.part[i]);
+INLINE i8x64 least_levels(i8x64 a, i8x64 b) {
+    EACH_PART a.part[i] = (i8_part)_mm256_min_epi8((__m256i)a.part[i], (__m256i)b.part[i]);
     return a;
 }
 
-INLINE int has_level(u8x64 levels, int8_t level) {
+INLINE int has_level(i8x64 levels, int8_t level) {
     __m256i equal = _mm256_setzero_si256();
     EACH_PART equal = _mm256_or_si256(equal, _mm256_cmpeq_epi8((__m256i)levels.part[i], _mm256_set1_epi8(level)));
     return _mm256_movemask_epi8(equal) != 0;

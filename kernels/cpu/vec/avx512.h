@@ -1,7 +1,7 @@
 // Vectors of 64 bytes in one part: AVX-512 with BW, VL and VNNI.
 #pragma once
 
-#include <immintrin.h>
+#include "intrinsics.h"
 
 // Lane i is the sum of lanes i and i + 8 of v.
 INLINE f32x8 add_halves(f32x16 v) {
@@ -13,6 +13,9 @@ INLINE f32x8 add_halves(f32x16 v) {
 
 // A vector that many instructions multiply.
 INLINE f32x16 load_operand(const f32x16* from) { return *from; }
+
+// A sum that later additions must not be merged with.
+INLINE i32x16 settle(i32x16 sum) { return sum; }
 
 // Concatenates four vectors of 16 bytes.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {

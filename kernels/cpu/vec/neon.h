@@ -6,6 +6,9 @@
 // A vector that many instructions multiply.
 INLINE f32x16 load_operand(const f32x16* from) { return *from; }
 
+// A sum that later additions must not be merged with.
+INLINE i32x16 settle(i32x16 sum) { return sum; }
+
 // Concatenates four vectors of 16 bytes.
 INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) { return (u8x64){{a, b, c, d}}; }
 

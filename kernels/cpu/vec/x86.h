@@ -1,7 +1,7 @@
 // Functions that AVX-512 and AVX2 share. Included by avx512.h and avx2.h after they define add_halves.
 #pragma once
 
-#include <immintrin.h>
+#include "intrinsics.h"
 
 // Conversions between IEEE half and float, subnormals included; float to half rounds to nearest, ties to even. Two
 // halves arrive in one 32-bit word, eight in two 64-bit words.

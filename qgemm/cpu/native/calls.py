@@ -21,7 +21,7 @@ TABLE = 32  # levels at most, of a codebook of floats
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}  # codes of types, by NumPy's names
 GATES = {name: i for i, name in enumerate(gating.GATES, 1)}  # 0: none
 
-C_TYPES = {
+C_TYPES: dict[type, str] = {
     ctypes.c_int64: "int64_t", ctypes.c_int32: "int32_t", ctypes.c_float: "float", ctypes.c_void_p: "void*",
 }  # fmt: skip
 
@@ -50,6 +50,9 @@ class Target(ctypes.Structure):
     )  # fmt: skip
 
 
+C_TYPES[Target] = "target"
+
+
 class Guard(ctypes.Structure):
     """Two arrays of a call, an output and another, that must not share memory; `guard` of kernels/cpu/replay.h."""
 
@@ -61,14 +64,45 @@ class Guard(ctypes.Structure):
 class Replay(ctypes.Structure):
     """A call like earlier ones, for kernels/cpu/replay.h, which gets its fields from here.
 
-    targets: `count` Targets, which lack the addresses of arrays. m: rows of x. packed: bytes for x packed. masks: the
-    size of a number less one, for each of the arrays. offsets: of each array's address in the targets, but for x, the
-    first. guards: `guard_count` Guards.
+    record: the arguments of C, `size` bytes, which lack the addresses of arrays: `count` Targets, or one Experts.
+    masks: the size of a number less one, for each of the arrays. offsets: of each array's address in the record, but
+    negative for the x of Targets. guards: `guard_count` Guards. m: rows of x; packed: bytes for x packed, both for
+    Targets alone.
     """
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("targets", "masks", "offsets", "guards")),
-        *((name, ctypes.c_int64) for name in ("count", "m", "packed", "arrays", "guard_count")),
+        *((name, ctypes.c_void_p) for name in ("record", "masks", "offsets", "guards")),
+        *((name, ctypes.c_int64) for name in ("size", "count", "m", "packed", "arrays", "guard_count")),
+    )  # fmt: skip
+
+
+class Matrix(ctypes.Structure):
+    """Weights [E, n, k] of experts: `target` describes one of them, for kernels/cpu/experts.h.
+
+    expert_bytes: bytes from an expert's W to the next. bias_row: bytes from an expert's bias to the next. bias_type: a
+    code of TYPES.
+    """
+
+    _fields_ = ("target", Target), *((name, ctypes.c_int64) for name in ("expert_bytes", "bias_row", "bias_type"))
+
+
+C_TYPES[Matrix] = "matrix"
+
+
+class Experts(ctypes.Structure):
+    """A product of each token by its experts, or their feed-forward layer, for kernels/cpu/experts.h.
+
+    gate, up: zeros for a product, which is that by down. merged: the rows of up follow those of the gate in its weights
+    and bias, and `up` is zeros. ids [tokens, top_k]: integers of `id_bytes`. weights
+    [tokens, top_k]: numbers of a type, of a layer alone. count: of experts. slots_of_row: places of ids that read the
+    same row of x, top_k or 1. y: [tokens, n], of a product [tokens * top_k, n]; y_row: bytes from a row to the next.
+    """
+
+    _fields_ = (
+        *((name, Matrix) for name in ("gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("x", "y", "ids", "weights")),
+        *((name, ctypes.c_int64) for name in ("tokens", "top_k", "count", "slots_of_row", "id_bytes", "y_row")),
+        *((name, ctypes.c_int64) for name in ("weights_type", "y_type", "merged")),
     )  # fmt: skip
 
 
@@ -93,6 +127,8 @@ POOL = source_of(  # the library that all others need
     {
         "TARGET_FIELDS": fields(Target),
         "REPLAY_FIELDS": fields(Replay),
+        "MATRIX_FIELDS": fields(Matrix),
+        "EXPERTS_FIELDS": fields(Experts),
         "MOST_TOKENS": str(PACKED_TOKENS),
         "ONE_DIGIT": str(A8),
         "TOKENS_OF_TILE": str(OF_TILE),

@@ -6,6 +6,7 @@ COMPILED is the table for qgemm/codec/compiled.py. Many threads call a function 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from math import gcd
@@ -21,7 +22,7 @@ from qgemm.codec.super_blocks import WEIGHTS, Affine, FitAffine, FitSymmetric, S
 from qgemm.formats import iq4_nl, iq4_xs
 
 from .calls import TABLE, fields
-from .library import library, reason
+from .library import at_hand, library, reason
 from .pool import pooled, run
 from .products import UNFUSED, decode
 from .sources import Source, source_of
@@ -107,6 +108,9 @@ TERNARY = source_of("encode/ternary_grid", {"TERNARY_FIELDS": fields(Ternary)}, 
 CODEBOOK = source_of("encode/codebook", {"CODEBOOK_FIELDS": fields(Codebook), "CODEBOOK": f"{{{VALUES}}}"}, UNFUSED)
 BLOCKS = source_of("encode/blocks", {"BLOCKS_FIELDS": fields(Blocks)}, UNFUSED)
 SOURCES = (FIT, LATTICE, TERNARY, CODEBOOK, BLOCKS)
+# Weights of a process that NumPy encodes, in half a second, before a library of the same bytes is compiled for more.
+FEW = {BLOCKS: 1 << 22, FIT: 1 << 21, CODEBOOK: 1 << 21}
+_encoded: Counter[Source] = Counter()  # weights by NumPy so far
 
 
 def blocks(x: Floats, weights: Floats, greatest: int, has_minimum: bool) -> Levels | None:
@@ -194,7 +198,7 @@ def of_codebook_groups(x: Floats, importance: Floats | None) -> tuple[Floats, ND
 
 def encoded(fmt: Format, x: Floats) -> NDArray[Any] | None:
     """As Format.encoded."""
-    engine = _engine(fmt)
+    engine = _engine(fmt, x.size)
     if engine is None:
         return None
     x, blocks = np.ascontiguousarray(x), np.empty(len(x), fmt.dtype)
@@ -205,7 +209,7 @@ def encoded(fmt: Format, x: Floats) -> NDArray[Any] | None:
 
 def encoded_at_once(fmt: Format, x: NDArray[Any], blocks: NDArray[Any]) -> bool:
     """As Format.encoded_at_once."""
-    engine = _engine(fmt)
+    engine = _engine(fmt, x.size, begins=False)  # where NumPy must, `encoded` is asked for each share of x
     if engine is None or x.dtype != np.float32 or not (x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative):
         return False
     refused = np.zeros(1, np.int32)
@@ -269,9 +273,21 @@ def _edges(fmt: Format) -> dict[str, NDArray[Any]]:
     return {"edges": padded} if np.array_equal(codes, np.arange(len(codes))) else {"edges": padded, "codes": codes}
 
 
-def _engine(fmt: Format) -> ctypes.CDLL | None:
+def _engine(fmt: Format, weights: int, begins: bool = True) -> ctypes.CDLL | None:
     """The library that encodes a format's blocks; None: NumPy must."""
-    return pooled(BLOCKS) if compiles_blocks(fmt) and not reason() else None
+    return pooled(BLOCKS) if compiles_blocks(fmt) and not reason() and _pays(BLOCKS, weights, begins) else None
+
+
+def _pays(source: Source, weights: int, begins: bool = True) -> bool:
+    """Whether to encode by a library: it is at hand, or worth the seconds of a compiler.
+
+    begins: whether NumPy encodes these weights otherwise.
+    """
+    if source not in FEW or at_hand(source):
+        return True
+    few = _encoded[source] + weights <= FEW[source]
+    _encoded[source] += weights * begins
+    return not few
 
 
 def _of_codebook(x: Floats, importance: Floats | None, groups: int) -> tuple[Floats, NDArray[np.int8], Bytes] | None:
@@ -310,7 +326,9 @@ def _steps(steps: search.Steps) -> dict[str, float]:
 
 def _called(source: Source, name: str, struct: type[ctypes.Structure], arrays: Arrays, **facts: float) -> bool:
     """Call a function of a library with arrays and numbers by the names of its fields; False: NumPy must."""
-    engine = None if reason() else library(source)
+    x = arrays["x"]
+    assert x is not None, "every fit has an x"
+    engine = library(source) if not reason() and _pays(source, x.size) else None
     if engine is None:
         return False
     contiguous = {field: np.ascontiguousarray(array) for field, array in arrays.items() if array is not None}

@@ -49,7 +49,7 @@ def source(fmt: Format) -> Source | None:
         "LEAST_EIGHT_BITS": f"{MIN_MAGNITUDE}f",
     }
     if fmt.codebook is not None:
-        definitions["LEVELS_PLUS_SHIFT"] = "{" + ",".join(str(int(level) + 128) for level in fmt.codebook) + "}"
+        definitions["LEVELS"] = "{" + ",".join(str(int(level)) for level in fmt.codebook) + "}"
     if fmt.tile.grid is not None:
         points = np.ascontiguousarray(fmt.tile.grid.points()).view(f"<u{fmt.tile.grid.weights}").reshape(-1)
         definitions["GRID_WEIGHTS"] = str(fmt.tile.grid.weights)

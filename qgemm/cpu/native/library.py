@@ -9,16 +9,17 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache
 from time import perf_counter
 
 from qgemm.errors import QgemmError
-from qgemm.files.compiled import load_or_make
+from qgemm.files.compiled import CODE, load, load_or_make
 from qgemm.locks import new_lock
 from qgemm.log import logger
 from qgemm.once import Once
-from qgemm.system.process import cpu, load_library, machine, setting
+from qgemm.system.process import after_fork, cpu, load_library, machine, setting
 from qgemm.version import pip_install
 
 from . import prebuilt
@@ -37,6 +38,8 @@ _warning = new_lock()
 _compiled = threading.local()  # count: libraries that this thread has compiled
 _failed: list[str] = []  # the reason of the first failure, once there was one
 _stopped: list[CompilerStopped] = []  # compilers that were stopped, which is no failure up to ATTEMPTS
+_started: dict[Source, Future[tuple[bytes, int]] | None] = {}  # libraries of `start`, None once `library` has one
+after_fork(_started.clear)  # a child has none of the threads
 
 
 def reason() -> str:
@@ -79,6 +82,36 @@ def library(source: Source) -> ctypes.CDLL | None:
         return None
 
 
+def start(source: Source) -> None:
+    """Begin to compile a library in another thread, once in a process; `library` waits for it, and has its errors."""
+    by = compiler()
+    if by is None or source in _started or source in _loaded.values or _stopped or reason() or not _own(by):
+        return
+    future: Future[tuple[bytes, int]] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result((built(by, source, NATIVE, cpu()), _count()))
+        except BaseException as error:
+            if isinstance(error, CompilerStopped):  # counts at once, also where nobody waits for this library
+                _stopped.append(error)
+            future.set_exception(error)
+
+    if _started.setdefault(source, future) is future:
+        try:
+            threading.Thread(target=work, name=f"qgemm compiles {source.name}").start()
+        except RuntimeError:  # no more threads: `library` compiles
+            _started[source] = None
+
+
+def at_hand(source: Source) -> bool:
+    """Whether `library` needs no compiler: the library is loaded, in the package or in the cache, or there is none."""
+    by = compiler()
+    if source in _loaded.values or by is None or not _own(by):
+        return True
+    return load(_entry(by, source, NATIVE, cpu()), CODE) is not None
+
+
 class Loader:
     """A function that returns a library, with a cache, but no cached None while another call may succeed."""
 
@@ -104,14 +137,15 @@ class _NotYet(Exception):
 
 
 def built(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str = "") -> bytes:
-    """A library for the CPUs of the words `march`, or for one CPU: from the cache, or compiled, and stored there.
-
-    The key of the cache is everything that the compiler reads: all sources of the folder, macros, flags, the compiler,
-    the CPU.
-    """
-    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], cpu_facts)
-    entry = f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
+    """A library for the CPUs of the words `march`, or for one CPU: from the cache, or compiled, and stored there."""
+    entry = _entry(by, source, march, cpu_facts)
     return load_or_make(entry, lambda: stamp(_compile(by, source, march), entry), lambda code: stamped(code, entry))
+
+
+def _entry(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str) -> str:
+    """The name of a library in the cache, by all that the compiler reads: sources, macros and flags for a CPU."""
+    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], cpu_facts)
+    return f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
 
 
 def compiles(load: Callable[[], object]) -> bool:
@@ -153,14 +187,18 @@ def _library(source: Source) -> ctypes.CDLL | None:
     try:
         if by is None:
             raise CompileError(f"no prebuilt library of {source.name}.c, and no C compiler")
-        return load_library(built(by, source, NATIVE, cpu()))
+        pending, _started[source] = _started.get(source), None
+        code, compilations = (built(by, source, NATIVE, cpu()), 0) if pending is None else pending.result()
+        _compiled.count = _count() + compilations
+        return load_library(code)
     except (QgemmError, OSError) as error:
         with _warning:
             if isinstance(error, CompilerStopped):
-                _stopped.append(error)
+                if error not in _stopped:
+                    _stopped.append(error)
                 if len(_stopped) < ATTEMPTS:
                     text = f"this product is slow, by NumPy, and the next one compiles again: {error}"
-                    warnings.warn(text, RuntimeWarning, stacklevel=5)
+                    warnings.warn(text, RuntimeWarning, stacklevel=4)  # shown once, whichever library it is
                     raise
             if not _failed:
                 problem = "there is" if by is None else "the C compiler failed:"

@@ -13,7 +13,7 @@ from qgemm.log import logger
 from qgemm.system.process import after_fork, loaded_libraries
 
 from .calls import CHUNKS, POOL
-from .library import Loader, library
+from .library import Loader, library, start
 from .sources import Source
 
 _threads = 0  # that the pool has
@@ -32,7 +32,9 @@ def pool() -> ctypes.CDLL | None:
         ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
     code.qgemm_multiply.restype = None
-    code.qgemm_replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    for replay in (code.qgemm_replay, code.qgemm_replay_experts):
+        replay.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    code.qgemm_experts_bytes.argtypes, code.qgemm_experts_bytes.restype = [ctypes.c_void_p], ctypes.c_int64
     code.qgemm_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     code.qgemm_run.restype = None
     after_fork(code.qgemm_after_fork)
@@ -41,23 +43,30 @@ def pool() -> ctypes.CDLL | None:
 
 
 def pooled(source: Source) -> ctypes.CDLL | None:
-    """The library of a source whose functions run on the pool; None where there is not both."""
+    """The library of a source whose functions run on the pool; None where there is not both. Both compile at once."""
+    start(POOL)
     code = library(source)
     return None if code is None or pool() is None else code
 
 
 def ready() -> ctypes.CDLL:
     """The library, with the number of threads that is set now."""
-    global _threads, _knows_torch
-    code, threads = pool(), parallel.threads()
+    code = pool()
     assert code is not None, "`pooled` says so"
+    if parallel.threads() != _threads or (not _knows_torch and "torch" in sys.modules):
+        _adopt(code, parallel.threads())
+    return code
+
+
+def _adopt(code: ctypes.CDLL, threads: int) -> None:
+    """Set the number of threads, and use torch's own threads once it is imported."""
+    global _threads, _knows_torch
     if not _knows_torch and "torch" in sys.modules:
         _knows_torch = True
         _use_openmp(code)
     if threads != _threads and code.qgemm_threads(threads):
         _threads = threads
         logger.info("%d threads share a product on the CPU", threads)
-    return code
 
 
 def _use_openmp(code: ctypes.CDLL) -> None:

@@ -25,6 +25,7 @@ from .sources import source_of
 
 UNFUSED = ("-ffp-contract=off",)  # for rounding that NumPy does in two steps
 ALIGNED = 64  # bytes: a cache line, and a vector
+KEPT_BYTES = 1 << 26  # scratch memory that a thread keeps between calls
 PANEL_WEIGHTS = 1 << 22  # weights decoded at a time, for a format without a library of its own
 
 
@@ -136,6 +137,11 @@ def multiplies(products: Sequence[Product], activation: str) -> bool:
     return None not in engines and has_library(activation) and not any(p.finishes for p in decoded)
 
 
+def has_kernel(fmt: Format, activation: str) -> bool:
+    """Whether compiled code multiplies weights of a format by a kind of activations; nothing is compiled for it."""
+    return _digits(fmt, _as_multiplied(activation)) is not None
+
+
 def multiply(x: NDArray[Any], products: Sequence[Product], activation: str) -> None:
     """y = x [M, K] @ w.T + bias + residual of each, gated; x of any float dtype; all of which `multiplies`.
 
@@ -232,14 +238,18 @@ class Operands(NamedTuple):
     gate: int
 
 
-def in_place(weights: Sequence[Tensor], activation: str) -> bool:
-    """Whether C multiplies by the blocks of all these weights where they lie, in one call."""
+def in_place(weights: Sequence[Tensor], activation: str, ndim: int = 2) -> bool:
+    """Whether C multiplies by the blocks of all these weights where they lie, in one call.
+
+    ndim: 2 for matrices, 3 for experts.
+    """
     for w in weights:
-        if activation not in ("a16", "a8") or w.ndim != 2 or 0 in w.shape or not serves(w.format):
+        if activation not in ("a16", "a8") or w.ndim != ndim or 0 in w.shape or not serves(w.format):
             return False
         if source(w.format) is None or _digits(w.format, activation) is None or loaded(w.format) is None:
             return False
-        if w.blocks.strides[-1] != w.format.block_bytes or w.blocks.strides[0] < 0:
+        *strides, step = w.blocks.strides
+        if step != w.format.block_bytes or min(strides) < 0:
             return False
     return has_library(activation)
 
@@ -355,19 +365,20 @@ def _rounds_otherwise(fmt: Format) -> bool:
 
 
 class _Scratch(threading.local):
-    """Scratch memory of a thread, aligned to ALIGNED."""
+    """Scratch memory of a thread: its size, its address, a multiple of ALIGNED, and the array that owns it."""
 
-    size = address = 0
-    memory: Any = None
+    memory: tuple[int, int, Any] = (0, 0, None)
 
 
 _scratch = _Scratch()
 
 
 def scratch(size: int) -> int:
-    """The address of `size` bytes, valid until the thread's next call."""
-    if size > _scratch.size:
-        _scratch.memory = np.empty(size + ALIGNED, np.uint8)
-        start = _scratch.memory.ctypes.data
-        _scratch.size, _scratch.address = size, start + -start % ALIGNED
-    return _scratch.address
+    """The address of `size` bytes, valid until the thread's next call, which frees more than KEPT_BYTES."""
+    available, address, _ = _scratch.memory
+    if size <= available <= KEPT_BYTES:
+        return address
+    owner = np.empty(size + ALIGNED, np.uint8)
+    address = owner.ctypes.data + -owner.ctypes.data % ALIGNED
+    _scratch.memory = size, address, owner
+    return address
