@@ -71,7 +71,8 @@ static int64_t chunk_size(int64_t count, int64_t chunks) {
     return (count + shares - 1) / shares;
 }
 
-// The product by one of the weights of a call; m: rows of x, packed for tiles or not. The caller adds where x is packed.
+// The product by one of the weights of a call; m: rows of x, packed for tiles or not. The caller adds where x is
+// packed.
 static product product_of(const target* t, int64_t m, int tiles) {
     return (product){.w = t->w,
                      .w_row = t->w_row,
