@@ -12,7 +12,7 @@ from strategies import EVERY_CODES, over_formats, problems
 import qgemm
 from qgemm.codec.eight_bits import COLUMNS, eight_bits, level_range
 from qgemm.codec.error_bound import a8_g256_exact, excess
-from qgemm.codec.group_activations import FORMAT, GROUP
+from qgemm.codec.group_activations import FORMAT, GROUP, MIN_MAGNITUDE
 
 KIND = "a8_g256"
 OUTLIER_LIMIT = 0.035  # error with outlier channels, docs/kernels/eight_bits.md
@@ -106,6 +106,15 @@ def test_any_magnitude_of_x(size):
         np.testing.assert_allclose(y / size, qgemm.matmul(x, w, KIND), rtol=1e-2, atol=1e-2)
     assert (np.abs(prepared.blocks["qs"]) <= 127).all()
     assert np.abs(prepared.blocks["qs"]).max() == (0 if size == 1e-38 else 127)
+
+
+@pytest.mark.usefixtures("engine")
+def test_groups_of_the_least_magnitude():
+    """A group whose largest number is MIN_MAGNITUDE has codes, one below it has zeros."""
+    x, least = np.zeros((4, 256), np.float32), np.float32(MIN_MAGNITUDE)
+    x[:, 5] = least, -least, np.nextafter(least, np.float32(0)), 0
+    blocks = qgemm.quantize_activations(x, KIND).blocks
+    assert [codes.any() for codes in blocks["qs"]] == [True, True, False, False]
 
 
 @pytest.mark.usefixtures("engine")

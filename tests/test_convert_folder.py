@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from class_folders import CLASSES
 from files import safetensors
+from gguf.tensor_mapping import TensorNameMap
 from hf_folders import ENDS, FOLDERS, LAYERS, D, E, F, G, H, M, V, X, folder, tensors_of
 from numpy.testing import assert_array_equal
 
@@ -326,6 +329,23 @@ def test_what_is_not_known_is_refused_by_name(change, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         converted(path, tmp_path)
     assert not (tmp_path / "y.gguf").exists()
+
+
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen3MoeForCausalLM"])
+def test_a_name_of_all_layers_and_experts_is_looked_up_once(architecture, tmp_path, monkeypatch):
+    """A refusal of a folder with many tensors must not cost a search of the package's map for each of them."""
+    looked_up = []
+    get_name = TensorNameMap.get_name
+
+    def counted(self, key, *args, **kwargs):
+        looked_up.append(key)
+        return get_name(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(TensorNameMap, "get_name", counted)
+    path = folder(tmp_path / "m", architecture)
+    qgemm.convert(path, tmp_path / "y.gguf", "f16")
+    assert max(Counter(looked_up).values()) == 1
+    assert len(tensors_of(architecture)) > 2 * len(set(looked_up)) > 0
 
 
 def test_a_tensor_without_a_name_is_refused(tmp_path):

@@ -272,14 +272,12 @@ RUN_HERE = [
 ]  # CPUs with fewer instructions than this one
 
 
-def extreme_activations(rng, m, k):
-    """Blocks of "a8" whose codes are -128 and 127: rows of one of them, then rows of both."""
+def extreme_activations(m, k, codes):
+    """Blocks of "a8" with these codes: those from elsewhere may hold -128, which `quantize_activations` never makes."""
     x = qgemm.quantize_activations(np.ones((m, k), np.float32), "a8")
     blocks = x.blocks.copy()
-    blocks["qs"] = rng.choice(np.array([-128, 127], np.int8), blocks["qs"].shape)
-    blocks["qs"][0], blocks["qs"][1] = 127, -128
-    blocks["d"] = 2.0**-20
-    blocks["s"] = blocks["d"] * blocks["qs"].sum(-1, dtype=np.int64)
+    blocks["qs"] = np.random.default_rng(8).choice(np.array(codes, np.int8), blocks["qs"].shape)
+    blocks["d"], blocks["s"] = 2.0**-20, 2.0**-20 * blocks["qs"].sum(-1, dtype=np.int64)
     return qgemm.Tensor(x.format, x.shape, blocks)
 
 
@@ -290,11 +288,8 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
     rng = np.random.default_rng(6)
     w, x = random_tensor(fmt, 33, columns(fmt, 13), rng), rng.standard_normal((21, 1), np.float32)
     x = x * rng.standard_normal((1, w.shape[1]), np.float32)
-    inputs = [(x, activation) for activation in activations_of(fmt)]
-    if fmt.integer:
-        for field in {"qs", "qh"} & set(fmt.dtype.names or ()):
-            w.blocks[field][0] = np.iinfo(w.blocks[field].dtype).max
-        inputs.append((extreme_activations(rng, len(x), w.shape[1]), None))
+    more = [(extreme_activations(21, w.shape[1], [-128, 127]), None)] if fmt.integer else []
+    inputs = [*((x, activation) for activation in activations_of(fmt)), *more]
     want = [qgemm.matmul(x, w, activation) for x, activation in inputs]
     engine = libraries.loaded(fmt)
     monkeypatch.setattr(library, "NATIVE", NARROW[narrow])
@@ -316,13 +311,8 @@ def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
 @over_formats([fmt for fmt in WITH_HEADER if fmt.integer])
 @pytest.mark.parametrize("code", [-128, -127, 127])
 def test_sums_of_extreme_activations_do_not_overflow(fmt, code, monkeypatch):
-    """Blocks of x from elsewhere may hold -128, which `quantize_activations` never makes: as NumPy multiplies them."""
     w = random_tensor(fmt, 33, columns(fmt, 3), np.random.default_rng(8))
-    x = qgemm.quantize_activations(np.ones((24, w.shape[1]), np.float32), "a8")
-    blocks = x.blocks.copy()
-    blocks["qs"], blocks["d"] = code, 2.0**-20
-    blocks["s"] = blocks["d"] * 32 * code
-    x = qgemm.Tensor(x.format, x.shape, blocks)
+    x = extreme_activations(24, w.shape[1], [code])
     y = qgemm.matmul(x, w)
     monkeypatch.setenv("QGEMM_CPU", "numpy")
     expected = qgemm.matmul(x, w)

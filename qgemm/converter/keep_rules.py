@@ -61,9 +61,9 @@ class KeepRules(NamedTuple):
 
 def keep_rule(name: str, ndim: int, architecture: str) -> str:
     """The rule by which a tensor of a .gguf file keeps its type, "" if it is quantized."""
-    return (
-        "1-D" if ndim < 2 else next((rule for rule, kept in _compiled(architecture == GLM5) if kept.search(name)), "")
-    )
+    if ndim < 2:
+        return "1-D"
+    return next((rule for rule, pattern in _compiled(architecture == GLM5) if pattern.search(name)), "")
 
 
 @cache

@@ -103,6 +103,10 @@ def test_experts_of_several_types(hooks):
     ids[0, 0] = -1
     y = hooks.apply_experts(method, layer, sglang_like.dispatched(x, FACTORS, ids)).hidden_states
     assert_near(y, routed(x, tensors, IDS, FACTORS * (ids >= 0)))
+    method.moe_runner_config.apply_router_weight_on_input = True
+    of_one = sglang_like.dispatched(x, FACTORS[:, :1], IDS[:, :1])
+    y = hooks.apply_experts(method, layer, of_one).hidden_states
+    assert_near(y, routed(x * FACTORS[:, :1], tensors, IDS[:, :1], torch.ones(3, 1)))
     method.moe_runner_config.activation = "relu2"
     with pytest.raises(QgemmError, match="relu2"):
         hooks.apply_experts(method, layer, sglang_like.dispatched(x, FACTORS, ids))

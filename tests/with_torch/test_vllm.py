@@ -117,6 +117,19 @@ def test_ranks_hold_rows_or_whole_blocks_of_columns(methods, rank):
     assert_near(method.apply(layer, x), x.double() @ torch.cat([part, part]).double().T)
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_ranks_share_heads_of_k_and_hold_their_rows_alone(methods, rank):
+    """Four ranks, two heads of K: ranks 2 and 3 have the second. Their rows keep no memory of the whole tensor."""
+    RANKS.rank, RANKS.size = rank, 4
+    whole, collected = torch.arange(32, dtype=torch.uint8).reshape(8, 4), methods.Collected("x")
+    parameter = methods.CollectingParameter(collected, None, torch.empty(0, dtype=torch.uint8))
+    parameter.load_qkv_weight(whole, shard_id="q", shard_size=2, num_heads=2)
+    parameter.load_qkv_weight(whole, shard_id="k", shard_size=4, num_heads=2)
+    assert torch.equal(collected.data["q"], whole[2 * rank : 2 * rank + 2])
+    assert torch.equal(collected.data["k"], whole[4 * (rank // 2) :][:4])
+    assert all(data.untyped_storage().nbytes() == data.nbytes for data in collected.data.values())
+
+
 def test_blocks_that_ranks_cannot_share_are_refused_before_loading(methods):
     RANKS.size = 4
     w = qgemm.quantize(normal(64, 1536).numpy(), "q6_k")
