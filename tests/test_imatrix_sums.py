@@ -142,7 +142,7 @@ def test_statistics(run, tmp_path):
 
 
 def test_outliers_are_a_deviation_above_the_mean():
-    """Of 1, 2, 3, 10 one is above 4 + 3.5; of 3, 3, 4.5, 5.5 two are above 4, and one above 4 + 1.06."""
+    """One of 1, 2, 3, 10 is above 4 + 3.5; two of 3, 3, 4.5, 5.5 are above 4, and one is above 4 + 1.06."""
     columns = {"a": [1.0, 2, 3, 10], "b": [3.0, 3, 4.5, 5.5], "c": [2.0] * 4}
     lines = statistics({name: Sums(np.array([squares]), np.ones(1)) for name, squares in columns.items()})
     assert {line.name: line.outliers for line in lines} == {"a": 0.25, "b": 0.25, "c": 0}

@@ -82,7 +82,7 @@ def test_a_type_that_saves_bytes_and_costs_no_more_is_chosen():
 
 
 def test_the_bound_has_the_part_of_an_upgrade_that_fits():
-    """Half of an upgrade fits, so half of what it saves is in the bound."""
+    """Half of an upgrade fits, so half of its saving is in the bound."""
     choice = choose([[Alternative(1, 8.0), Alternative(5, 0.0)], [Alternative(1, 1.0)]], 4)
     assert (choice.cost, choice.bound) == (9.0, 5.0)
 
