@@ -95,6 +95,7 @@ class Ggml:
         if not self.base.ggml_backend_supports_op(self.backend, y):
             self.free(buffers, [weights, graph])
             return None
+        self.base.ggml_quantize_init(fmt.ggml_type)  # tables of the grids, which repacking reads
         self._copy(w, blocks)
         self.repack(w, layout)
         nodes = _pointer(self.base.ggml_new_graph(graph))

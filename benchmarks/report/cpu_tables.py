@@ -68,7 +68,7 @@ def long_table_of(run: dict[str, Any]) -> str:
     lines = [
         f"{machine(run)}:",
         f"{others} / ours, `a8`; in parentheses",
-        "ours in milliseconds. hot: W in a cache; DRAM: copies of more than 128 MB in turn.",
+        "ours in milliseconds. hot: W in a cache; DRAM: copies of 128 MB in turn, 15 at most.",
         "",
         f"| format | N x K | {' | '.join(head)} |",
         f"|---|---|{'--:|' * len(head)}",

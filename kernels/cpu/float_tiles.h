@@ -2,18 +2,25 @@
 //
 // A panel is decoded once for all rows of x. PANEL_TOKENS rows of x by PANELS panels stay in registers for DEPTH
 // columns, with one broadcast of x for each column. The sum of DEPTH products is then added to the total, in the same
-// order on every CPU.
+// order on every CPU. Six of an even number of rows at a time, on AVX2, leave none, two or four.
 
 #pragma once
 
 #include "blocks.h"
 #include "row_panels.h"
 
-enum { DEPTH = 128, PANEL_TOKENS = PARTS == 1 ? 8 : 4 };
+enum { DEPTH = 128 };
+#if PARTS == 1
+enum { PANEL_TOKENS = 8 };
+#elif PARTS == 2
+enum { PANEL_TOKENS = 6 };
+#else
+enum { PANEL_TOKENS = 4 };
+#endif
 // Rows of x from which on the second-level cache does not hold them, so that the next ones are fetched ahead on AVX2:
 // DEPTH numbers of a row end before the CPU's own prefetching starts.
 enum { PREFETCHED_TOKENS = 64 };
-_Static_assert(TOKENS_OF_TILE % PANEL_TOKENS == 0 && SUPER % DEPTH == 0, "tiles are whole");
+_Static_assert(TOKENS_OF_TILE % (PARTS == 2 ? 2 : PANEL_TOKENS) == 0 && SUPER % DEPTH == 0, "tiles are whole");
 
 typedef struct {
     f32x16 column[SUPER];
@@ -112,37 +119,46 @@ INLINE void pack_for_panels(const packing* p, int64_t row, const float* x, const
 
 // ---- products
 
-INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], f32x16 (*sums)[PANELS]) {
-    const int columns = multiplied_columns(p, i);
-    for (int depth = 0; depth < columns; depth += DEPTH)
-        for (int64_t token = 0; token < p->m; token += PANEL_TOKENS) {
-            const float* x = (const float*)p->packed + SUPER * (i * p->m + token);
-            f32x16 dots[PANEL_TOKENS][PANELS];
+// Adds DEPTH columns of `tokens` rows of x.
+INLINE void add_panel_tokens(const float* x, const panel w[PANELS], int depth, f32x16 (*sums)[PANELS], int prefetch,
+                             const int tokens) {
+    f32x16 dots[PANEL_TOKENS][PANELS];
 #pragma GCC unroll 8
-            for (int t = 0; t < PANEL_TOKENS; ++t)
+    for (int t = 0; t < tokens; ++t)
 #pragma GCC unroll 2
-                for (int v = 0; v < PANELS; ++v) dots[t][v] = (f32x16){{{0}}};
-            if (PARTS == 2 && p->m >= PREFETCHED_TOKENS)
-#pragma GCC unroll 4
-                for (int t = PANEL_TOKENS; t < 2 * PANEL_TOKENS; ++t)
+        for (int v = 0; v < PANELS; ++v) dots[t][v] = (f32x16){{{0}}};
+    if (PARTS == 2 && prefetch)
 #pragma GCC unroll 8
-                    for (int k = depth; k < depth + DEPTH; k += 16) __builtin_prefetch(x + SUPER * t + k);
-            for (int k = depth; k < depth + DEPTH; ++k) {
-                f32x16 column[PANELS];
-#pragma GCC unroll 2
-                for (int v = 0; v < PANELS; ++v) column[v] = load_operand(&w[v].column[k]);
+        for (int t = tokens; t < 2 * tokens; ++t)
 #pragma GCC unroll 8
-                for (int t = 0; t < PANEL_TOKENS; ++t) {
-                    const f32x16 number = all_floats(x[SUPER * t + k]);
+            for (int k = depth; k < depth + DEPTH; k += 16) __builtin_prefetch(x + SUPER * t + k);
+    for (int k = depth; k < depth + DEPTH; ++k) {
+        f32x16 column[PANELS];
 #pragma GCC unroll 2
-                    for (int v = 0; v < PANELS; ++v) dots[t][v] = mul_add(dots[t][v], column[v], number);
-                }
-            }
+        for (int v = 0; v < PANELS; ++v) column[v] = load_operand(&w[v].column[k]);
 #pragma GCC unroll 8
-            for (int t = 0; t < PANEL_TOKENS; ++t)
+        for (int t = 0; t < tokens; ++t) {
+            const f32x16 number = all_floats(x[SUPER * t + k]);
 #pragma GCC unroll 2
-                for (int v = 0; v < PANELS; ++v) sums[token + t][v] = add_floats(sums[token + t][v], dots[t][v]);
+            for (int v = 0; v < PANELS; ++v) dots[t][v] = mul_add(dots[t][v], column[v], number);
         }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < PANELS; ++v) sums[t][v] = add_floats(sums[t][v], dots[t][v]);
+}
+
+INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], f32x16 (*sums)[PANELS]) {
+    const int columns = multiplied_columns(p, i), prefetch = p->m >= PREFETCHED_TOKENS;
+    for (int depth = 0; depth < columns; depth += DEPTH) {
+        const float* x = (const float*)p->packed + SUPER * i * p->m;
+        int64_t token = 0;
+        for (; token + PANEL_TOKENS <= p->m; token += PANEL_TOKENS)
+            add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, PANEL_TOKENS);
+        if (PARTS == 2 && p->m - token == 4) add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, 4);
+        if (PARTS == 2 && p->m - token == 2) add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, 2);
+    }
 }
 
 #define MULTIPLY_TILES float_tiles

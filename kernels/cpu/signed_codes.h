@@ -1,7 +1,7 @@
 // Codes of eight bits on AVX2, multiplied as the signed levels code - 128: at twice the rate of unsigned codes, whose
 // high bit would saturate sums of 16 bits.
 //
-// add_signed_dot multiplies wrongly where its first operand is -128; correct_least repairs that, at 0.6 of the speed.
+// add_signed_dot multiplies wrongly where its first operand is -128; correct_least repairs that in a slower loop.
 // x_dot has x first, which with one digit is -128 only in blocks of activations from elsewhere (x_has_least). level_dot
 // has the level first, which is -128 only where a header defines LEAST_CODES (codes_have_least). x_dot shares |level|
 // among rows of x.

@@ -166,6 +166,7 @@ INLINE u8x64 where_set(uint64_t bits, uint8_t value) {
 // Adds `value` to byte i of v where bit i of `bits` is set. v must be zero in the bits of `value`.
 INLINE u8x64 or_where_set(u8x64 v, uint64_t bits, uint8_t value) { return or_bytes(v, where_set(bits, value)); }
 
+#if PART < 32
 // Transposes 16 x 16 words in place; row i is v[i * step].
 static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {
     float words[16][16];
@@ -178,6 +179,7 @@ static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {
         }
     for (int column = 0; column < 16; ++column) memcpy(&v[column * step], words[column], sizeof v[0]);
 }
+#endif
 #endif
 
 // ---- integers

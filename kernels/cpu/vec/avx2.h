@@ -30,6 +30,41 @@ INLINE u8x64 join(u8x16 a, u8x16 b, u8x16 c, u8x16 d) {
     return result;
 }
 
+// The transposed 8 x 8 words of one half of eight rows; row i is v[i * step].
+INLINE void transpose8(__m256 to[8], const u8x64* v, int step, int half) {
+#pragma GCC unroll 2
+    for (int quarter = 0; quarter < 2; ++quarter) {
+        __m256 row[4];  // four words of row i, then of row i + 4
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const float* low = (const float*)&v[i * step].part[half] + 4 * quarter;
+            const float* high = (const float*)&v[(i + 4) * step].part[half] + 4 * quarter;
+            row[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+        }
+        const __m256d ab = (__m256d)_mm256_unpacklo_ps(row[0], row[1]),
+                      cd = (__m256d)_mm256_unpacklo_ps(row[2], row[3]);
+        const __m256d ab_high = (__m256d)_mm256_unpackhi_ps(row[0], row[1]);
+        const __m256d cd_high = (__m256d)_mm256_unpackhi_ps(row[2], row[3]);
+        to[4 * quarter] = (__m256)_mm256_unpacklo_pd(ab, cd), to[4 * quarter + 1] = (__m256)_mm256_unpackhi_pd(ab, cd);
+        to[4 * quarter + 2] = (__m256)_mm256_unpacklo_pd(ab_high, cd_high);
+        to[4 * quarter + 3] = (__m256)_mm256_unpackhi_pd(ab_high, cd_high);
+    }
+}
+
+INLINE void store8(u8x64* v, int step, int half, const __m256 words[8]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) v[i * step].part[half] = (u8_part)words[i];
+}
+
+// Transposes 16 x 16 words in place; row i is v[i * step].
+static __attribute__((noinline, unused)) void transpose16(u8x64* v, int step) {
+    __m256 upper[8], lower[8];
+    transpose8(upper, v, step, 0), store8(v, step, 0, upper);
+    transpose8(upper, v + 8 * step, step, 1), store8(v + 8 * step, step, 1, upper);
+    transpose8(upper, v, step, 1), transpose8(lower, v + 8 * step, step, 0);
+    store8(v + 8 * step, step, 0, upper), store8(v, step, 1, lower);
+}
+
 // Replaces the last 16 bytes.
 INLINE u8x64 replace_last_quarter(u8x64 v, u8x16 last) {
     v.part[1] = (u8_part)_mm256_inserti128_si256((__m256i)v.part[1], (__m128i)last, 1);
