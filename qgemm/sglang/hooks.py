@@ -4,7 +4,7 @@ process_weights_after_loading   bytes of a layer -> packed weights, tiles on a G
 apply                           one output of a merged layer; the weighted sum of experts
 fused_mul_mat_gguf, fused_moe_gguf, apply_gguf_embedding
                                 a packed weight in place of bytes; bytes go to SGLang's own kernels
-load_model                      kernels are compiled before CUDA graphs are captured
+load_model                      rows of Q and K in SGLang's order; kernels are compiled before CUDA graphs are captured
 """
 
 from __future__ import annotations
@@ -141,7 +141,16 @@ def rows(
     return serving.rows_of(qweight, weight, x, dtype or torch.get_default_dtype())
 
 
-def prepare_model(model: Any, *_: Any, **__: Any) -> None:
+def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, device_config: Any) -> Any:
+    """The model with packed weights. SGLang 0.5.23 leaves rows of Q and K as llama.cpp orders them."""
+    weights_of = loader._get_weights_iterator
+    loader._get_weights_iterator = lambda *names: serving.in_halves(weights_of(*names), model_config.hf_config)
+    model = original(loader, model_config=model_config, device_config=device_config)
+    prepare_model(model)
+    return model
+
+
+def prepare_model(model: Any) -> None:
     """Compile the kernels of a loaded model, and log which formats are multiplied."""
     weights = list(serving.packed_weights(model))
     if not weights:
@@ -160,5 +169,5 @@ HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{MODULE}.GGUFMoEMethod.apply": ("REPLACE", apply_experts),
     f"{MODULE}.fused_mul_mat_gguf": ("AROUND", mul_mat),
     f"{MODULE}.apply_gguf_embedding": ("AROUND", rows),
-    LOADER: ("AFTER", prepare_model),
+    LOADER: ("AROUND", load_model),
 }

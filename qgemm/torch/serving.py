@@ -11,7 +11,8 @@ one product, which stores y directly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -25,6 +26,9 @@ from .ops import product, traced_embedding, traced_moe
 from .storage import packed_of, spelled
 
 Shape = tuple[int, ...]
+
+INTERLEAVED = ("llama", "mistral", "mixtral", "granite")  # model types whose files interleave halves of rotary pairs
+ROTARY = re.compile(r"\.self_attn\.([qk])_proj\.(qweight|weight|bias)$")
 
 _library = torch.library.Library("qgemm", "FRAGMENT")
 _library.define(
@@ -207,3 +211,21 @@ def _fake_linear_joined(
 for _device in ("CPU", "CUDA"):
     _library.impl("linear_joined", _linear_joined, _device)
 torch.library.register_fake("qgemm::linear_joined", _fake_linear_joined, lib=_library)
+
+
+def in_halves(weights: Iterable[tuple[str, torch.Tensor]], config: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a file by their names in the model, with rows of Q and K in the order that engines expect.
+
+    In a head the first numbers of rotary pairs come first. Engines' loaders leave them as llama.cpp orders them.
+    config: of transformers.
+    """
+    if config.model_type not in INTERLEAVED:
+        yield from weights
+        return
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    for name, tensor in weights:
+        match = ROTARY.search(name)
+        if match:
+            pairs = tensor.reshape(heads[match[1]], -1, 2, *tensor.shape[1:])
+            tensor = pairs.transpose(1, 2).reshape(tensor.shape)
+        yield name, tensor

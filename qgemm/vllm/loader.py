@@ -7,9 +7,7 @@ vLLM's rotary embedding does not expect, and names of experts, which transformer
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gguf
@@ -29,8 +27,6 @@ from qgemm.torch.patching import Patched
 from qgemm.version import __version__
 
 OPTION = "qgemm"  # key of vLLM's additional_config: {"activation": ...}
-INTERLEAVED = ("llama", "mistral", "mixtral", "granite")  # model types whose files interleave halves of rotary pairs
-ROTARY = re.compile(r"\.self_attn\.([qk])_proj\.(qweight|weight|bias)$")
 
 logger = init_logger("vllm.qgemm")
 _formats: dict[str, Format] = {}  # name of a tensor in the model -> format, for the file that is being loaded
@@ -68,9 +64,8 @@ class PackedModelLoader(GGUFModelLoader):  # type: ignore[misc]
         with Patched() as patched:
             patched.replace(gguf, "get_tensor_name_map", name_map)
             adapter = super()._prepare_adapter(model_config)
-        if adapter.config.model_type in INTERLEAVED:
-            weights_of = adapter.prepare_weights
-            adapter.prepare_weights = lambda config: in_halves(weights_of(config), config.hf_config)
+        weights_of = adapter.prepare_weights
+        adapter.prepare_weights = lambda config: serving.in_halves(weights_of(config), config.hf_config)
         _formats.clear()
         if get_tensor_model_parallel_world_size() > 1 and adapter.load_spec.gguf_to_hf_name_map:
             for path in adapter.load_spec.weights_source:
@@ -86,17 +81,6 @@ def name_map(arch: Any, layers: int) -> Any:
         tensor = gguf.MODEL_TENSOR.FFN_GATE_EXP, f"blk.{layer}.ffn_gate_exps"
         names.mapping.setdefault(f"model.layers.{layer}.mlp.experts.gate_up_proj", tensor)
     return names
-
-
-def in_halves(weights: Iterable[tuple[str, torch.Tensor]], config: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights with rows of Q and K as vLLM expects them: in a head, the first numbers of rotary pairs come first."""
-    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-    for name, tensor in weights:
-        match = ROTARY.search(name)
-        if match:
-            pairs = tensor.reshape(heads[match[1]], -1, 2, *tensor.shape[1:])
-            tensor = pairs.transpose(1, 2).reshape(tensor.shape)
-        yield name, tensor
 
 
 def prepare_kernels(weights: list[Any], vllm_config: Any, model_config: Any) -> None:

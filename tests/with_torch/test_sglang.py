@@ -114,12 +114,31 @@ def test_experts_of_several_types(hooks):
         hooks.process_experts(None, sglang_like.experts({part: raw(w) for part, w in tensors.items()}, numbers, 2))
 
 
+@pytest.mark.parametrize(("kind", "rows"), [("llama", [0, 2, 1, 3, 4, 6, 5, 7]), ("qwen3", range(8))])
+def test_rows_of_q_and_k_are_in_the_order_of_sglang(hooks, monkeypatch, kind, rows):
+    prepared = []
+    monkeypatch.setattr(hooks, "prepare_model", prepared.append)
+    loader, rows = sglang_like.GGUFModelLoader(), list(rows)
+    q, up = "model.layers.1.self_attn.q_proj.qweight", "model.layers.1.mlp.up_proj.qweight"
+    k, number = "model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.q_proj.qweight_type"
+    tensor = torch.arange(16).reshape(8, 2)
+    loader.tensors = [(q, tensor), (k, tensor[:4]), (up, tensor), (number, torch.tensor(2))]
+    config = SimpleNamespace(hf_config=SimpleNamespace(model_type=kind, num_attention_heads=2, num_key_value_heads=1))
+    load = sglang_like.GGUFModelLoader.load_model
+    model = hooks.load_model(load, loader, model_config=config, device_config=None)
+    assert prepared == [model]
+    assert model.loaded[q].equal(tensor[rows])
+    assert model.loaded[k].equal(tensor[rows[:4]])
+    assert model.loaded[up].equal(tensor)
+    assert model.loaded[number] == 2
+
+
 def test_kernels_are_prepared_after_loading(hooks, monkeypatch, caplog):
     calls = []
     monkeypatch.setattr(hooks, "prepare", lambda *args, **options: calls.append((args, options)) or "2 kernels")
     model = torch.nn.ModuleList([linear(hooks, {None: weights("q4_0", 32)}), torch.nn.LayerNorm(4).half()])
     with caplog.at_level(logging.INFO, "qgemm.sglang.hooks"):
-        assert hooks.prepare_model(model, "self", model_config=None) is None
+        assert hooks.prepare_model(model) is None
         hooks.prepare_model(torch.nn.Linear(1, 1))
     ((_, options),) = calls
     assert options["dtype"] == "float16"
