@@ -30,7 +30,9 @@ def metadata(tmp_path):
     return keys(tmp_path, tokenizer_json=bpe(), tokenizer_config_json=config)
 
 
-@pytest.mark.parametrize("name", [*{*NAMES.values()}, *(other for others in SAME_STEPS.values() for other in others)])
+@pytest.mark.parametrize(
+    "name", [*dict.fromkeys(NAMES.values()), *(other for others in SAME_STEPS.values() for other in others)]
+)
 def test_steps_have_the_name_that_they_came_from(name):
     """Two names of NAMES have two entries, with and without whole tokens; llama.cpp has one of them."""
     splitters, skips = steps_of(name)
