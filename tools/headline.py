@@ -48,12 +48,15 @@ def on_gpu(row: Row, results: Results) -> str:
 
 
 def on_cpu(path: Path = cpu_tables.CPU) -> str:
-    """A product of CPU_ROWS rows of x beside ggml's best layout."""
-    results = runs(path)[0]
-    rows = {(row.case.format, row.case.m): row for row in cpu_tables.native(results) if row.case.where == "hot"}
-    row = rows[tables.HEADLINE, CPU_ROWS]
+    """A product of CPU_ROWS rows of x beside ggml's best layout, on each CPU that was measured."""
+    speeds, times = [], []
+    for run in runs(path):
+        rows = {(row.case.format, row.case.m): row for row in cpu_tables.native(run) if row.case.where == "hot"}
+        row = rows[tables.HEADLINE, CPU_ROWS]
+        speeds.append(f"{cpu_tables.ratio(row, 'a8', GGML):.1f}x ggml with {run['isa']}")
+        times.append(f"{row.ms['a8']:.0f}")
     n, k = cpu_tables.SHAPE
     return (
-        f"- **CPU, {CPU_ROWS} tokens: {cpu_tables.ratio(row, 'a8', GGML):.1f}x ggml** (repacked where that is faster): "
-        f"{row.ms['a8']:.0f} ms for {tables.HEADLINE.upper()} {n}x{k} with `a8`, {results['threads']} threads."
+        f"- **CPU, {CPU_ROWS} tokens: {', '.join(speeds)}.** {' and '.join(times)} ms "
+        f"for {tables.HEADLINE.upper()} {n}x{k} with `a8`."
     )
