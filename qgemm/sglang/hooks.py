@@ -10,8 +10,9 @@ load_model                      rows of Q and K in SGLang's order; kernels are c
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ LOADER = "sglang.srt.model_loader.loader.GGUFModelLoader.load_model"
 FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 QKV = {"q": 0, "k": 1, "v": 2}
 FUNCTIONS = {"silu": "swiglu", "gelu": "geglu"}
+TYPE_OF_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.(?:gate|up)_proj\.qweight_type$")
 ROWS = range(1, 16385)  # tokens of a batch, up to the largest default of --chunked-prefill-size
 
 logger = logging.getLogger(__name__)
@@ -144,10 +146,25 @@ def rows(
 def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, device_config: Any) -> Any:
     """The model with packed weights. SGLang 0.5.23 leaves rows of Q and K as llama.cpp orders them."""
     weights_of = loader._get_weights_iterator
-    loader._get_weights_iterator = lambda *names: serving.in_halves(weights_of(*names), model_config.hf_config)
+    config = model_config.hf_config
+    loader._get_weights_iterator = lambda *names: serving.in_halves(with_one_type(weights_of(*names)), config)
     model = original(loader, model_config=model_config, device_config=device_config)
     prepare_model(model)
     return model
+
+
+def with_one_type(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file; UnsupportedError where a layer's experts have gate and up of two types.
+
+    SGLang remembers one type for both, the last one that it reads. Types come before all other tensors.
+    """
+    types: dict[str, int] = {}
+    for name, tensor in weights:
+        match = TYPE_OF_EXPERTS.match(name)
+        if match and types.setdefault(match[1], int(tensor)) != int(tensor):
+            pair = " and ".join(str(GGML_TYPES.get(number, number)) for number in (types[match[1]], int(tensor)))
+            raise UnsupportedError(f"{match[1]}: gate and up are of {pair}, and SGLang keeps one type for both")
+        yield name, tensor
 
 
 def prepare_model(model: Any) -> None:

@@ -133,6 +133,20 @@ def test_rows_of_q_and_k_are_in_the_order_of_sglang(hooks, monkeypatch, kind, ro
     assert model.loaded[number] == 2
 
 
+def test_gate_and_up_of_two_types_are_refused_before_loading(hooks):
+    def types(**numbers):
+        for part, number in numbers.items():
+            yield from (
+                (f"model.layers.3.mlp.experts.{e}.{part}_proj.qweight_type", torch.tensor(number)) for e in (0, 1)
+            )
+
+    same = dict(types(gate=NUMBERS["q4_k"], up=NUMBERS["q4_k"], down=NUMBERS["q6_k"]))
+    assert dict(hooks.with_one_type(same.items())) == same
+    # Rows of both types have as many bytes.
+    with pytest.raises(QgemmError, match=r"layers\.3\.mlp\.experts: gate and up are of Q4_K and Q4_0"):
+        list(hooks.with_one_type(types(gate=NUMBERS["q4_k"], up=NUMBERS["q4_0"])))
+
+
 def test_kernels_are_prepared_after_loading(hooks, monkeypatch, caplog):
     calls = []
     monkeypatch.setattr(hooks, "prepare", lambda *args, **options: calls.append((args, options)) or "2 kernels")
