@@ -36,7 +36,7 @@ def slow(monkeypatch):
 
 @pytest.fixture
 def by_numpy(monkeypatch):
-    """Calls of what multiplies expert by expert."""
+    """The calls that NumPy multiplies expert by expert."""
     calls = []
     for name in ("_layer_by_numpy", "_product_by_numpy"):
         compute = getattr(experts, name)

@@ -187,6 +187,7 @@ def _plan(arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation
 
 
 def array_library(array: Any) -> Library:
+    """The library of an array's class, NumPy for classes that have none."""
     return LIBRARIES.get(type(array)) or LIBRARIES[np.ndarray]
 
 

@@ -22,6 +22,7 @@ from qgemm.errors import UnsupportedError
 from qgemm.formats import FORMATS, GGML_TYPES
 from qgemm.preparation import prepare
 from qgemm.torch import serving
+from qgemm.torch.patching import Patched
 from qgemm.torch.serving import Shard
 
 MODULE = "sglang.srt.layers.quantization.gguf"
@@ -147,8 +148,13 @@ def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, 
     """The model with packed weights. SGLang 0.5.23 leaves rows of Q and K as llama.cpp orders them."""
     weights_of = loader._get_weights_iterator
     config = model_config.hf_config
-    loader._get_weights_iterator = lambda *names: serving.in_halves(with_one_type(weights_of(*names)), config)
-    model = original(loader, model_config=model_config, device_config=device_config)
+    with Patched() as patched:
+        patched.replace(
+            loader,
+            "_get_weights_iterator",
+            lambda *names: serving.in_halves(with_one_type(weights_of(*names)), config),
+        )
+        model = original(loader, model_config=model_config, device_config=device_config)
     prepare_model(model)
     return model
 
