@@ -170,7 +170,10 @@ def expected_sums(x: np.ndarray, w: qgemm.Tensor) -> Expected:
 
 @np.errstate(invalid="ignore")  # x may be NaN or infinite
 def expected_product(x: np.ndarray, w: qgemm.Tensor, dtype: Any, levels_alone: bool = False) -> Expected:
-    """The product by a GPU kernel that multiplies weights of this type, or by one that rounds no more than those."""
+    """The product by a GPU kernel that multiplies weights of this type, or by one that rounds no more than those.
+
+    Kernels for few rows sum codes with their offset from zero: with codes of two bits that dominates the error.
+    """
     x, dtype = x.astype(np.float64), float_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     bound = product_bound(x, w, dtype)
     if not w.format.plain:
@@ -178,14 +181,21 @@ def expected_product(x: np.ndarray, w: qgemm.Tensor, dtype: Any, levels_alone: b
     loss = weight_loss(w.format, w.blocks, dtype.name, levels_alone)
     if w.format.needs_table:  # kernels for few rows round the levels alone, to the type of x
         loss = np.maximum(loss, weight_loss(w.format, w.blocks, dtype.name, levels_alone=True))
-    return Expected(exact(x, w), bound, noise_of(x, magnitudes(w.format, w.blocks), loss))
+    sizes = magnitudes(w.format, w.blocks)
+    noise = noise_of(x, sizes, loss, summed=None if w.format.plain else raw_magnitudes(w, bias=0))
+    return Expected(exact(x, w), bound, noise)
 
 
-def raw_magnitudes(w: qgemm.Tensor) -> np.ndarray:
-    """The terms of a weight in the decode kernel: scale * (code + its offset from zero, at most 128) + minimum."""
+def raw_magnitudes(w: qgemm.Tensor, bias: int = 128) -> np.ndarray:
+    """The terms of a weight in the decode kernel: scale * (code + its offset from zero) + minimum.
+
+    bias: the largest offset of signed bytes.
+    """
     levels = w.format.decode_levels(w.blocks.reshape(-1))
+    if isinstance(levels.zero, np.ndarray):
+        return magnitudes(w.format, w.blocks)
     codes = np.abs(levels.codes.astype(np.float64) - levels.zero) + 2 * max(
-        levels.zero, 128 if levels.codes.dtype == np.int8 else 0
+        levels.zero, bias if levels.codes.dtype == np.int8 else 0
     )
     sizes = np.abs(levels.scale[..., None]) * codes
     if levels.minimum is not None:

@@ -225,11 +225,14 @@ def sum_loss(terms: int, tensor_cores: bool = True) -> float:
     return U * (ROUNDING_RMS * (3 + terms / 2) ** 0.5 + steps + 2 * steps**0.5)
 
 
-def noise_of(x: Any, size: Any, loss: Any, tensor_cores: bool = True) -> Any:
+def noise_of(x: Any, size: Any, loss: Any, tensor_cores: bool = True, summed: Any = None) -> Any:
     """The predicted RMS error [M, N] of sums of x [M, K] times weights of magnitudes size [N, K], float64 both.
 
-    loss [N]: relative error of the weights, by weight_loss.
+    loss [N]: relative error of the weights, by weight_loss. summed [N, K]: the magnitudes of the terms that a kernel
+    adds, if these are not the weights: codes with an offset, which it subtracts after the sum.
     """
     with np.errstate(invalid="ignore"):  # x may be NaN or infinite
-        spread = (x * x) @ (size * size).T
-    return np.sqrt(spread * (loss**2 + (SUMS * sum_loss(x.shape[1], tensor_cores)) ** 2)) + TINY
+        square = x * x
+        weights = square @ (size * size).T
+        sums = weights if summed is None else square @ (summed * summed).T
+    return np.sqrt(weights * loss**2 + sums * (SUMS * sum_loss(x.shape[1], tensor_cores)) ** 2) + TINY

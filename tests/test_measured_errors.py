@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import expected_a8, expected_product, expected_sums, normal, random_tensor
+from helpers import expected_a8, expected_decode, expected_product, expected_sums, normal, random_tensor
 from measured_errors import Expected, check_rms, of_e4m3, of_groups, of_integer_dots, rounded_weights
 from strategies import EVERY, over_formats
 
@@ -69,6 +69,13 @@ def test_small_faults_are_rejected(fmt, family):
         for fault in (y * np.float32(1.01), y * np.float32(0.99), y - rest, row):
             with pytest.raises(AssertionError):
                 expected.check(fault)
+
+
+@over_formats([fmt for fmt in EVERY if fmt.name in ("q2_0", "q4_0", "q5_0", "tq1_0", "tq2_0")])
+def test_a_prediction_covers_kernels_for_few_rows(fmt):
+    """They sum codes with an offset, which matters where the weights themselves are exact (q2_0)."""
+    w, x = random_tensor(fmt, N, 768, np.random.default_rng(1)), normal(2, 768).astype(np.float16)
+    assert (expected_product(x, w, "float16").noise >= 0.999 * expected_decode(x, w).noise).all()
 
 
 @over_formats([fmt for fmt in EVERY if fmt.name in ("q4_0", "q4_k", "bf16", "mxfp4")])

@@ -185,8 +185,9 @@ def loading(load: Callable[[], Any], device: str) -> tuple[Any, Row]:
     row: Row = {"load_s": round(time.perf_counter() - start, 2)}
     if device == "cuda":
         watcher.join()
-    row["weights_bytes"] = before - free_memory(device)
-    if free:
+    free.append(free_memory(device))
+    row["weights_bytes"] = before - free[-1]
+    if device == "cuda":
         row["peak_bytes"] = before - min(free)
     return model, row
 
