@@ -154,7 +154,7 @@ def check_prepared(prepared: str | None, activation: str) -> None:
 def check_weights(w: Weights, activation: str = "a16") -> None:
     """ShapeError unless w is a matrix; UnsupportedError unless its format is decoded, and served by the activation."""
     if w.ndim != 2:
-        raise ShapeError(f"w must be a matrix (N, K), got {w!r}; index its leading axes first")
+        raise ShapeError(f"w must be a matrix (N, K), got {w!r}{'; index its leading axes first' * (w.ndim > 2)}")
     if w.format.levels is None:
         raise UnsupportedError(f"{w!r}: {w.format} has no decoder, so it cannot be multiplied")
     if activation == E4M3 and not multiplies(activation, w.format):
