@@ -131,7 +131,7 @@ def check_activation(activation: str | None, prepared: str | None = None) -> str
     """The kind of activations: the argument, else the kind that x was prepared for, else "a16"."""
     if activation is None:
         return prepared or "a16"
-    if activation not in KINDS:
+    if not isinstance(activation, str) or activation not in KINDS:
         raise unknown_activation(activation)
     return activation
 
@@ -139,6 +139,8 @@ def check_activation(activation: str | None, prepared: str | None = None) -> str
 def unknown_activation(activation: object, kinds: Sequence[str] = KINDS) -> UnsupportedError:
     """The error that names the activations that exist."""
     listed = f"activation is {', '.join(map(repr, kinds[:-1]))} or {kinds[-1]!r}"
+    if not isinstance(activation, str):
+        return UnsupportedError(f"{listed}, got {type(activation).__name__}; a bias, residual or out has its keyword")
     removed = ", which was removed; use 'a8_g256'" if activation == "a8_g128" else ""
     return UnsupportedError(f"{listed}, got {activation!r}{removed}")
 
@@ -154,7 +156,7 @@ def check_prepared(prepared: str | None, activation: str) -> None:
 def check_weights(w: Weights, activation: str = "a16") -> None:
     """ShapeError unless w is a matrix; UnsupportedError unless its format is decoded, and served by the activation."""
     if w.ndim != 2:
-        raise ShapeError(f"w must be a matrix (N, K), got {w!r}; index its leading axes first")
+        raise ShapeError(f"w must be a matrix (N, K), got {w!r}{'; index its leading axes first' * (w.ndim > 2)}")
     if w.format.levels is None:
         raise UnsupportedError(f"{w!r}: {w.format} has no decoder, so it cannot be multiplied")
     if activation == E4M3 and not multiplies(activation, w.format):

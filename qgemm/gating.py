@@ -54,7 +54,7 @@ GATES: dict[str, Callable[[Array, Array], Array]] = {
 
 def check_gate(name: str) -> str:
     """The name; UnsupportedError unless it is one of GATES."""
-    if name not in GATES:
+    if not isinstance(name, str) or name not in GATES:
         raise UnsupportedError(f"function is {', '.join(map(repr, GATES))}, got {name!r}")
     return name
 

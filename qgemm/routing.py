@@ -47,7 +47,7 @@ def layer_of(gate_up: object, down: object, biases: Sequence[Array | None] | Non
         if not isinstance(w, Packed):
             raise TypeError(f"experts are a Tensor or what its to_device() gives, got {described(w)}")
         check_experts(w)
-    if activation not in GATE_OF:
+    if not isinstance(activation, str) or activation not in GATE_OF:
         raise UnsupportedError(f"activation is {', '.join(map(repr, GATE_OF))}, got {activation!r}")
     terms = (None,) * (len(weights) + 1) if biases is None else tuple(biases)
     if len(terms) != len(weights) + 1:

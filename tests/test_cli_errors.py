@@ -47,6 +47,19 @@ def test_usage_errors(refused, words):
     assert "--help` has more)" in refused(*words.split(), status=2)
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["convert SRC DST --force TYPE", "convert SRC --force DST TYPE", "convert --dry-run SRC DST --pure TYPE"],
+)
+def test_options_may_stand_between_arguments(words):
+    args = cli.parser(["convert"]).parse_args(words.split())
+    assert (args.source, args.target, args.type) == ("SRC", "DST", "TYPE")
+
+
+def test_an_unknown_argument_leads_to_the_help_of_its_command(refused):
+    assert "unrecognized arguments: --frob z (`qgemm info --help`" in refused(*["info", "x", "--frob", "z"], status=2)
+
+
 def test_no_command_names_them(refused):
     commands = "info, convert, metadata, imatrix, verify, compare, matmul, prepare, tune, routes, bench"
     assert f"name a command: {commands} (" in refused(status=2)

@@ -190,7 +190,7 @@ def test_command(run, path):
     )
     assert (status, out) == (0, f"{path}: 3 keys set, 0 removed, in place\n")
     status, out, _ = run("metadata", path, "--set", "a.b=bool:true", "--remove", "words", "--remove", "none")
-    assert (status, out) == (0, f"{path}: 1 keys set, 2 removed, in a new file, which has replaced the old one\n")
+    assert (status, out) == (0, f"{path}: 1 key set, 2 removed, in a new file, which has replaced the old one\n")
     expected = {**KEYS, "big": np.uint64(5), "half": np.float64(0.25), "general.file_type": np.uint32(2), "a.b": True}
     assert_keys(path, {key: value for key, value in expected.items() if key not in ("words", "none")})
 

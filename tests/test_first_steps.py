@@ -222,6 +222,28 @@ def test_attributes_of_arrays(w):
         w.dtype  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wrong: qgemm.matmul(X, W, wrong),
+        lambda wrong: qgemm.matmul_many(X, [W], wrong),
+        lambda wrong: qgemm.moe_matmul(X, EXPERTS, np.zeros((len(X), 1), np.int32), wrong),
+    ],
+    ids=["matmul", "matmul_many", "moe_matmul"],
+)
+def test_a_bias_in_place_of_the_activation_is_named(call):
+    for wrong in (np.ones(5), ["a8"]):
+        with pytest.raises(
+            qgemm.UnsupportedError, match=f"got {type(wrong).__name__}; a bias, residual or out has its"
+        ):
+            call(wrong)
+
+
+def test_a_bias_in_place_of_a_function_is_named():
+    with pytest.raises(qgemm.UnsupportedError, match=r"function is 'silu', .*, got array"):
+        qgemm.gated(X, W, W, np.ones(5))
+
+
 def test_only_matrices_multiply():
     with pytest.raises(qgemm.ShapeError, match=r"a matrix \(N, K\).*index its leading axes first"):
         X @ EXPERTS.T

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import tracemalloc
 
@@ -18,6 +19,7 @@ from hostile import BEYOND, refused
 
 import qgemm
 from qgemm.converter import open_source
+from qgemm.converter.tokenizer import added_tokens
 from qgemm.converter.weight import pack_groups, weight_from_tensor
 from qgemm.errors import CheckpointError, QgemmError
 from qgemm.files.imatrix import read_imatrix
@@ -114,6 +116,18 @@ def test_indexes_of_much(text, message, tmp_path):
             open_source(path)
     else:
         assert message in refused(path)
+
+
+def test_a_tokenizer_may_be_large_beside_a_small_model(tmp_path):
+    """Gemma 3 270M has 33 MB beside 536 MB in bfloat16, SmolLM2-135M 3.5 MB beside 96 MB in Q4_1."""
+    text = b'{"added_tokens":[]' + b" " * 2 * MIB + b"}"
+    (tmp_path / "tokenizer.json").write_bytes(text)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(MIB))
+    with pytest.raises(QgemmError, match="the weights beside it cannot need more than"):
+        list(added_tokens(tmp_path))
+    os.truncate(weights, 3 * MIB)
+    assert not list(added_tokens(tmp_path))
 
 
 def test_text_may_have_brackets(tmp_path):

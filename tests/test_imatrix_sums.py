@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import qgemm
+from qgemm.cli.imatrix import say_loading
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.imatrix_statistics import statistics
 from qgemm.files.imatrix_sums import Sums, SumsFile, read_sensitivities, read_sums
@@ -166,10 +167,21 @@ def test_usage_errors(refused, words, rule):
 def test_packages_that_are_missing_are_named(refused, tmp_path, monkeypatch, command):
     (tmp_path / "text.txt").write_text("text")
     monkeypatch.setitem(sys.modules, "qgemm.evaluation.models", None)
-    words = {"imatrix": ["m", "-o", tmp_path / "out.gguf"], "compare": ["a", "b"]}[command]
+    model = tmp_path / "model.gguf"
+    words = {"imatrix": [model, "-o", tmp_path / "out.gguf"], "compare": [model, model]}[command]
+    missing = refused(command, *words, "--text", tmp_path / "text.txt")  # before packages that take seconds
+    assert "model.gguf: cannot be read: No such file" in missing
+    qgemm.write(model, {"w": np.ones((2, 32), np.float32)})
     message = refused(command, *words, "--text", tmp_path / "text.txt")
     assert f"qgemm {command} runs models by transformers, which cannot be imported" in message
     assert "pip install 'gguf-matmul[transformers]'" in message
+
+
+def test_a_terminal_is_told_what_is_loaded(capsys, monkeypatch):
+    say_loading("compare", ["a.gguf", "b.gguf"])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    say_loading("imatrix", ["c.gguf"])
+    assert capsys.readouterr().err == "qgemm imatrix: loading c.gguf\n"
 
 
 def test_an_output_that_exists_is_kept(refused, tmp_path):

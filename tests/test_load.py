@@ -196,3 +196,49 @@ def test_streams_of_codes(bits, count, rows, seed):
     words = foreign.stream(codes, bits).view(np.uint32)
     assert_array_equal(packing.unpack_codes(words, bits, count), codes)
     assert_array_equal(packing.pack_codes(codes, bits), words)
+
+
+def packed_layer(w: qgemm.Tensor, text: str = "") -> dict[str, np.ndarray]:
+    """A layer as qgemm.torch saves it: bytes of rows, and format and shape as the bytes of a text."""
+    described = text or " ".join(map(str, (w.format.name, *w.shape)))
+    rows = w.blocks.view(np.uint8).reshape(*w.shape[:-1], -1)
+    return {NAME: rows, NAME.replace("weight", "_extra_state"): np.frombuffer(described.encode(), np.uint8)}
+
+
+@pytest.mark.parametrize(("fmt", "shape"), [("q4_k", (8, 512)), ("u4z_g128", (4, 256)), ("q8_0", (3, 8, 64))])
+def test_packed_layers_of_torch_are_read(fmt, shape, tmp_path):
+    """The same blocks, whatever the name of the file; a tied layer's text may stand alone."""
+    w = qgemm.quantize(normal(*shape), fmt)
+    tied = {"head._extra_state": np.frombuffer(b"q8_0 8 64", np.uint8)}
+    path = safetensors(tmp_path / "x.safetensors", {**packed_layer(w), **tied, "bias": normal(8)})
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "qgemm", "activation": "a16"}}')
+    with qgemm.load(path) as model:
+        assert sorted(model) == ["bias", NAME]
+        assert (model[NAME].format, model[NAME].shape) == (w.format, shape)
+        assert model[NAME].blocks.tobytes() == w.blocks.tobytes()
+    qgemm.convert(path, tmp_path / "x.gguf", "q8_0", keep=["."])
+    with qgemm.open(tmp_path / "x.gguf") as file:
+        assert file[NAME].blocks.tobytes() == w.blocks.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("q4_0 8 32", r"Q4_0 \[8, 32\] is U8 \[8, 18\], this is U8 \[8, 36\]"),
+        ("q4_0 8 33", "row length 33 is not a multiple of 32"),
+        ("q4_9 8 64", "there is no format 'q4_9'"),
+    ],
+)
+def test_damaged_packed_layers_are_refused(text, message, tmp_path):
+    w = qgemm.quantize(normal(8, 64), "q4_0")
+    path = safetensors(tmp_path / "x.safetensors", packed_layer(w, text))
+    with pytest.raises(qgemm.CheckpointError, match=message), qgemm.load(path):
+        pass
+
+
+def test_packed_layers_with_a_view_are_refused(tmp_path):
+    layer = packed_layer(qgemm.quantize(normal(8, 64), "q4_0"))
+    order = {NAME.replace("weight", "column_order"): np.arange(64, dtype=np.int32)}
+    path = safetensors(tmp_path / "x.safetensors", layer | order)
+    with pytest.raises(qgemm.CheckpointError, match=r"has a column_order, with which qgemm\.torch alone"):
+        qgemm.load(path)

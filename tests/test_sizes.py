@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qgemm
+from qgemm.converter import sizes
 from qgemm.converter.api import open_for_conversion
 from qgemm.converter.rules import Options, candidate_steps, free_weights
 from qgemm.converter.size_choice import Alternative, choose
@@ -174,8 +175,18 @@ def test_pins_and_rules_hold(source, imatrix, tmp_path):
     types = {line.name: line.new for line in done.lines}
     assert {types[f"blk.{layer}.ffn_up.weight"] for layer in (0, 1)} == {"Q8_0"}
     assert types["blk.1.attn_k.weight"] == types["blk.0.attn_norm.weight"] == "F32"
-    with pytest.raises(qgemm.QgemmError, match="even the smallest types need"):
+    with pytest.raises(qgemm.QgemmError, match=r"leaves .* for tensors; even the smallest types need .*B$"):
         qgemm.convert(source, tmp_path / "x.gguf", size="2bpw", force=True, **options)
+
+
+def test_a_size_that_is_too_small_is_refused_before_anything_is_measured(source, tmp_path, monkeypatch):
+    """A number without a unit is bytes; quantized tensors, which keep their types, need an option."""
+    qgemm.convert(source, tmp_path / "small.gguf", "q8_0")
+    monkeypatch.setattr(sizes, "costs", None)
+    with pytest.raises(qgemm.QgemmError, match="less than the header, and leaves nothing for tensors"):
+        qgemm.convert(source, tmp_path / "x.gguf", size="4.25")
+    with pytest.raises(qgemm.QgemmError, match=r"even the smallest types need .* without --allow-requantize"):
+        qgemm.convert(tmp_path / "small.gguf", tmp_path / "x.gguf", size="4bpw")
 
 
 def test_types_that_need_an_importance_are_left_out_without(source, tmp_path):

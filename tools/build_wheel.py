@@ -139,8 +139,8 @@ def check(wheel: Path) -> list[str]:
         environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": "", "CC": "", "PYTHONDONTWRITEBYTECODE": "1"}
         environment["QGEMM_CACHE_DIR"] = str(folder / "cache")
         for target in prebuilt.TARGETS:
-            of_target = folder / "qgemm" / "prebuilt" / target.name
-            if not of_target.is_dir():
+            libraries = folder / "qgemm" / "prebuilt" / target.name
+            if not libraries.is_dir():
                 continue
             if prebuilt.runs(target):
                 command = [sys.executable, "-c", CHECK]
@@ -148,7 +148,7 @@ def check(wheel: Path) -> list[str]:
                 if done.returncode or not done.stdout.endswith(f"built for {target.name}\n"):
                     raise SystemExit(f"build_wheel: {wheel.name}: {target.name}: {done.stdout}{done.stderr}")
                 seen.append(done.stdout.strip())
-            shutil.rmtree(of_target)  # then the next best target is used
+            shutil.rmtree(libraries)  # then the next best target is used
         if (folder / "cache").exists():
             raise SystemExit(f"build_wheel: {wheel.name}: something was compiled")
     if len({line.split()[0] for line in seen}) > 1:

@@ -41,8 +41,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if by is None:
         print("cross_compile: needs the ziglang wheel")
         return 1
-    of_formats = (source for name in FORMAT_NAMES if (source := libraries.source(FORMATS[name])) is not None)
-    sources = [POOL, products.QUANTIZER, products.EIGHT_BITS, encoders.BLOCKS, *of_formats]
+    format_sources = (source for name in FORMAT_NAMES if (source := libraries.source(FORMATS[name])) is not None)
+    sources = [POOL, products.QUANTIZER, products.EIGHT_BITS, encoders.BLOCKS, *format_sources]
     jobs = [(by, target, source) for target in TARGETS for source in sources]
     start = perf_counter()
     with ThreadPool(len(cpus())) as pool:

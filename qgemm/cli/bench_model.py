@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--variants", metavar="V,...", type=one_of(model_bench.VARIANTS),
-        help=f"prompts by an activation, ways to generate tokens: {','.join(model_bench.VARIANTS)}",
+        help=f"prompts by an activation, ways to generate tokens: {', '.join(model_bench.VARIANTS)}",
     )  # fmt: skip
     group.add_argument("--batches", metavar="B,...", type=counts, help="sequences at a time (1,16)")
     group.add_argument("--prompts", metavar="T,...", type=counts, help="tokens of a prompt (512,4096)")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from qgemm.converter.plot import check_plot, plot_sizes
-from qgemm.errors import QgemmError
 from qgemm.evaluation.summary import Summary, summary
 from qgemm.files.atomic import write_file
-from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.outputs import check_output
 from qgemm.text import binary_size, columns, json_lines, json_text, json_value, printable
 
 from .common import Command, Progress, UsageError, add_json, count
-from .imatrix import CHUNK, add_device, evaluation, read_text, stopping
-
-SHARDS = (".safetensors", ".bin")  # files of weights in a Hugging Face folder
+from .imatrix import CHUNK, add_device, evaluation, read_text, say_loading, size_of, stopping
 
 DESCRIPTION = """\
 Compare the predictions of model B with those of model A on a text, in chunks as llama-perplexity has them (the second
@@ -53,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         check_plot(args.plot)
         check_output(args.plot, [*paths, args.text])
     text = read_text(args.text)
+    _, *sizes = map(size_of, paths)
+    say_loading("compare", paths)
     models, comparison = evaluation("models", "compare"), evaluation("comparison", "compare")
     base, *others = [models.load(path, args.device, args.dtype) for path in paths]
     comparison.check_vocabularies(base, others, text)
@@ -61,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
         reference, *predictions = comparison.compare(base, others, chunks, progress.advance, stopped)
         ended = stopped()
     summaries = [summary(reference, model) for model in predictions]
-    sizes = [size_of(path) for path in args.models]
     if args.json:
         print(*json_lines(document(args, sizes, summaries)), sep="\n")
     else:
@@ -72,17 +68,6 @@ def run(args: argparse.Namespace) -> int:
         ]
         write_file(args.plot, plot_sizes(args.plot, points))
     return 130 if ended else 0
-
-
-def size_of(path: str) -> int:
-    """The bytes of a model: of the tensors of a .gguf file, of the files of weights in a folder."""
-    if not os.path.isdir(path):
-        with open_gguf(path, copy=True) as file:
-            return sum(tensor.nbytes for tensor in file.values())
-    size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(SHARDS))
-    if not size:
-        raise QgemmError(f"{path}: the folder has no weights")
-    return size
 
 
 def table(paths: Sequence[str], sizes: Sequence[int], summaries: Sequence[Summary]) -> str:

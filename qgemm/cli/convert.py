@@ -173,24 +173,7 @@ def run(args: argparse.Namespace) -> int:
     check_order(args)
     check_types(args)
     try:
-        default, mixture = format_and_mixture(args.type or "f16")
-        ends = [
-            None if name is None else one_format(name) for name in (args.token_embedding_type, args.output_tensor_type)
-        ]
-        options = Options(
-            default,
-            [parse_override(text) for text in args.tensor_type],
-            [*args.keep, *[OUTPUT] * args.leave_output_tensor],
-            args.pure,
-            args.allow_requantize,
-            args.search,
-            mixture=mixture,
-            keep_split=args.keep_split,
-            ends=Ends(*ends),
-            layout=args.layout or "",
-            split_size=parse_size(args.split_max_size or 0),
-        )
-        check_layout(options)
+        options = options_of(args)
         renames = [parse_rename(text) for text in args.rename]
     except QgemmError as error:
         raise UsageError(str(error)) from None
@@ -238,14 +221,35 @@ def run(args: argparse.Namespace) -> int:
         )
         nbytes = source.nbytes
     kind = args.size or args.recipe or (options.mixture or options.type.name).upper()
-    text = document(json_text(args.source), json_text(args.target), kind, lines, nbytes, notes)
-    print(*(json_lines(text) if args.json else [table(lines), "", *totals(lines, nbytes, notes)]), sep="\n")
+    rows = list(json_lines(document(json_text(args.source), json_text(args.target), kind, lines, nbytes, notes)))
+    print(*(rows if args.json else [table(lines), "", *totals(lines, nbytes, notes)]), sep="\n")
     check_outputs(args, files)  # some of them exist only now
     if args.report is not None:
-        write_file(args.report, ("\n".join(json_lines(text)) + "\n").encode())
+        write_file(args.report, "".join(f"{row}\n" for row in rows).encode())
     if args.plot is not None:
         write_file(args.plot, plot(args.plot, lines))
     return 0
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """The rules by which tensors get their types; QgemmError for a wrong one."""
+    default, mixture = format_and_mixture(args.type or "f16")
+    ends = [None if name is None else one_format(name) for name in (args.token_embedding_type, args.output_tensor_type)]
+    options = Options(
+        default,
+        [parse_override(text) for text in args.tensor_type],
+        [*args.keep, *[OUTPUT] * args.leave_output_tensor],
+        args.pure,
+        args.allow_requantize,
+        args.search,
+        mixture=mixture,
+        keep_split=args.keep_split,
+        ends=Ends(*ends),
+        layout=args.layout or "",
+        split_size=parse_size(args.split_max_size or 0),
+    )
+    check_layout(options)
+    return options
 
 
 def type_names(text: str) -> list[Format]:

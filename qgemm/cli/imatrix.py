@@ -6,12 +6,13 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from qgemm.errors import QgemmError, UnsupportedError
+from qgemm.files.gguf.reader import open as open_gguf
 from qgemm.files.imatrix_statistics import Statistics, statistics
 from qgemm.files.imatrix_sums import SumsFile, read_sums
 from qgemm.files.outputs import check_output
@@ -22,6 +23,7 @@ from qgemm.version import pip_install
 from .common import Command, Progress, UsageError, add_json, count
 
 CHUNK = 512  # tokens
+SHARDS = (".safetensors", ".bin")  # files of weights in a Hugging Face folder
 
 DESCRIPTION = """\
 Measure the importance matrix of MODEL on a text: the sum of squares of each column of the inputs of every matrix, for
@@ -77,6 +79,26 @@ def evaluation(module: str, command: str) -> Any:
         raise UnsupportedError(f"{rule}: {pip_install('transformers')}") from None
 
 
+def size_of(path: str) -> int:
+    """The bytes of a model: of the tensors of a .gguf file, of the files of weights in a folder.
+
+    A wrong path is an error here, before torch and transformers are imported, which takes seconds.
+    """
+    if not os.path.isdir(path):
+        with open_gguf(path, copy=True) as file:
+            return sum(tensor.nbytes for tensor in file.values())
+    size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith(SHARDS))
+    if not size:
+        raise QgemmError(f"{shown_path(path)}: the folder has no weights")
+    return size
+
+
+def say_loading(command: str, paths: Sequence[str]) -> None:
+    """Tell a terminal which models are loaded: that takes seconds without a bar."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"qgemm {command}: loading {', '.join(map(printable, paths))}", file=sys.stderr)
+
+
 def read_text(path: str) -> str:
     """The text of a file; QgemmError if it is not UTF-8."""
     with open(path, "rb") as file:
@@ -127,6 +149,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 def measure(args: argparse.Namespace, file: SumsFile) -> bool:
     """Run the model over the text and write the sums; returns whether all chunks are done."""
     text = read_text(args.text)
+    size_of(args.model)
+    say_loading("imatrix", [args.model])
     models, imatrix = evaluation("models", "imatrix"), evaluation("imatrix", "imatrix")
     model = models.load(args.model, args.device, args.dtype)
     chunks = model.chunks(text, args.chunk_size)

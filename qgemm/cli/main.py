@@ -81,7 +81,7 @@ def parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action=_Version, help="print the version and the state of the backends, then exit")
-    words = top.add_subparsers(title="commands", metavar="COMMAND")
+    words = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     for command in commands_of(arguments):
         word = words.add_parser(
             command.name,
@@ -115,6 +115,25 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (`{self.prog} --help` has more)")
+
+
+class CommandParser(OneLineParser):
+    """The parser of one command: options may stand anywhere, as in `convert SRC DST --force q8_0`.
+
+    argparse alone takes an optional positional as left out once an option stands before it, on Python up to 3.12.
+    """
+
+    _intermixed = False  # argparse calls parse_known_args again for each of its two passes
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The arguments; an error names those that this command does not have."""
+        if self._intermixed:
+            return super().parse_known_args(args, namespace)
+        self._intermixed = True
+        values, rest = self.parse_known_intermixed_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return values, rest
 
 
 class _Version(argparse.Action):

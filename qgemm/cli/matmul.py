@@ -21,8 +21,10 @@ from qgemm.cuda.problem import Problem, c_type
 from qgemm.errors import QgemmError
 from qgemm.files.atomic import replacing
 from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.files.kinds import LONGEST, hint
+from qgemm.files.npy import MAGIC
 from qgemm.files.outputs import check_output
-from qgemm.files.paths import shown_path
+from qgemm.files.paths import shown, shown_path
 from qgemm.ops import matmul
 from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, json_value, printable
@@ -145,11 +147,16 @@ def document(args: argparse.Namespace, w: Tensor, x: NDArray[Any] | None, lines:
 
 def load(path: str) -> NDArray[Any]:
     """The array of floats in a .npy file."""
+    with open(path, "rb") as file:
+        head = file.read(LONGEST)
+    if not head.startswith(MAGIC):
+        rule = f"it starts with {shown(head[: len(MAGIC)])}{hint(head)}"
+        raise QgemmError(f"{shown_path(path)}: is not a .npy file of floats: {rule}")
     try:
         return floats(np.load(path, allow_pickle=False))
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # NumPy raises many types for files that are no .npy
+    except Exception as error:  # NumPy raises many types for damaged files
         raise QgemmError(f"{shown_path(path)}: is not a .npy file of floats: {error}") from error
 
 

@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     in_place = set_metadata(args.file, values, args.remove)
     how = "in place" if in_place else "in a new file, which has replaced the old one"
-    print(f"{printable(args.file)}: {len(values)} keys set, {len(set(args.remove))} removed, {how}")
+    noun = "key" if len(values) == 1 else "keys"
+    print(f"{printable(args.file)}: {len(values)} {noun} set, {len(set(args.remove))} removed, {how}")
     return 0
 
 

@@ -75,9 +75,9 @@ class Sizes(NamedTuple):
     @property
     def norms(self) -> dict[str, int]:
         """Lengths of a layer's vectors."""
-        of_heads = {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
+        head_norms = {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
         both = {"attn_norm": self.hidden_size, "ffn_norm": self.hidden_size}
-        return {**both, **(of_heads if self.architecture.startswith("qwen3") else {})}
+        return {**both, **(head_norms if self.architecture.startswith("qwen3") else {})}
 
 
 MODELS = {

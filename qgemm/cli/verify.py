@@ -29,13 +29,14 @@ Check that a .gguf file is sound and that this library computes correct products
 
   NaN/Inf        blocks (numbers, for plain types) that hold NaN or infinity
   decode         decoded values, compared bit for bit with the gguf package
-  a16 err/bound  products with random x against float64 (rows beyond 32768 weights
-  a8 err/bound   in parts); up to 1 they are within the error of float32 sums
+  a16 err/bound  error of products with random x, relative to the bound for sums in float32; above 1 it fails
+  a8 err/bound   the same with x in Q8_1
   RMS to OTHER   relative RMS difference to the tensor of the same name in OTHER
 
 With --against a second table shows how each tensor of OTHER was converted, as `qgemm convert` does; `qgemm compare`
 shows how much the predictions of the model changed.
-The structure of the file is checked by opening it. Exit code 1 if anything fails."""
+Rows of more than 32768 weights are multiplied in parts. The structure of the file is checked by opening it.
+Exit code 1 if anything fails."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

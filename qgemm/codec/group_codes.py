@@ -51,11 +51,11 @@ def pack_codes(blocks: Blocks, codes: Bytes, bits: int) -> None:
     """Codes [n, weights] below 2^bits into the fields of blocks [n]."""
     shift = 0
     for name, part in FIELDS[bits].items():
-        of_field = codes >> np.uint8(shift) & np.uint8((1 << part) - 1) if len(FIELDS[bits]) > 1 else codes
+        field_codes = codes >> np.uint8(shift) & np.uint8((1 << part) - 1) if len(FIELDS[bits]) > 1 else codes
         if part == 1:
-            blocks[name] = np.packbits(of_field, axis=1, bitorder="little")
+            blocks[name] = np.packbits(field_codes, axis=1, bitorder="little")
         else:
-            blocks[name] = pack_planes(np.ascontiguousarray(of_field), part)
+            blocks[name] = pack_planes(np.ascontiguousarray(field_codes), part)
         shift += part
 
 
@@ -65,12 +65,12 @@ def unpack_codes(blocks: Blocks, bits: int, weights: int) -> Bytes:
     for name, part in FIELDS[bits].items():
         packed = as_bytes(blocks[name]).reshape(len(blocks), blocks.dtype[name].itemsize)
         if part == 1:
-            of_field = np.unpackbits(packed, axis=1, bitorder="little")
+            field_codes = np.unpackbits(packed, axis=1, bitorder="little")
         elif packed.shape[1] % 8 == 0 and part < 8:
-            of_field = unpack_planes(packed, part)
+            field_codes = unpack_planes(packed, part)
         else:
-            of_field = packed
-        codes = codes | of_field << np.uint8(shift) if shift else of_field
+            field_codes = packed
+        codes = codes | field_codes << np.uint8(shift) if shift else field_codes
         shift += part
     return codes
 
@@ -114,7 +114,7 @@ def symmetric(x: Floats, bits: int, rounded: Rounding) -> Fit:
     return Fit(to_codes(x * reciprocal(d)[:, None] + np.float32(middle + 0.5), 2 * middle - 1), rounded(d))
 
 
-def with_zero(x: Floats, bits: int, rounded: Rounding, of_zero: Rounding) -> Fit:
+def with_zero(x: Floats, bits: int, rounded: Rounding, round_zero: Rounding) -> Fit:
     """x [n, k]: w = d * (q - z), d = (max - min) / (2^bits - 1), z = -min / d, with a range that includes 0."""
     max_code = (1 << bits) - 1
     least = _of_rows(lambda part: bounds(part)[0], x, np.min)
@@ -122,7 +122,7 @@ def with_zero(x: Floats, bits: int, rounded: Rounding, of_zero: Rounding) -> Fit
     least, greatest = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
     d = _without_tiny((greatest - least) / np.float32(max_code))
     inverse = reciprocal(d)
-    zero = of_zero(-least * inverse)
+    zero = round_zero(-least * inverse)
     codes = to_codes(np.maximum(x * inverse[:, None] + (zero[:, None] + np.float32(0.5)), np.float32(0)), max_code)
     ends = d > 0  # both ends get the end codes despite a rounded zero: quantizing twice finds the same range
     codes[(x == least[:, None]) & ends[:, None]] = 0
@@ -144,7 +144,9 @@ def integer_zero(zero: Floats) -> Floats:
 # ---------------------------------------------------------------- search
 
 
-def searched(x: Floats, importance: Floats, first: Fit, bits: int, rounded: Rounding, of_zero: Rounding | None) -> Fit:
+def searched(
+    x: Floats, importance: Floats, first: Fit, bits: int, rounded: Rounding, round_zero: Rounding | None
+) -> Fit:
     """x, importance [n, k], the fit by rounding to nearest -> the fit of the least weighted squared error.
 
     Candidates are scales around that of `first`, or ranges where there is a zero. Each gives codes, for which least
@@ -154,8 +156,8 @@ def searched(x: Floats, importance: Floats, first: Fit, bits: int, rounded: Roun
     wide, weight = x.astype(np.float64), importance.astype(np.float64)
     max_code = (1 << bits) - 1
     best, least = first, _error(wide, weight, first, bits)
-    for scale, zero in _candidates(wide, bits, of_zero):
-        fit = _refined(wide, weight, scale, zero, max_code, rounded, of_zero)
+    for scale, zero in _candidates(wide, bits, round_zero):
+        fit = _refined(wide, weight, scale, zero, max_code, rounded, round_zero)
         error = _error(wide, weight, fit, bits)
         better = error < least
         least = np.where(better, error, least)
@@ -170,18 +172,20 @@ def searched(x: Floats, importance: Floats, first: Fit, bits: int, rounded: Roun
 Doubles = NDArray[np.float64]
 
 
-def _candidates(x: Doubles, bits: int, of_zero: Rounding | None) -> list[tuple[Doubles, Doubles]]:
+def _candidates(x: Doubles, bits: int, round_zero: Rounding | None) -> list[tuple[Doubles, Doubles]]:
     """Initial scales and zeros [n]."""
     max_code, middle = (1 << bits) - 1, 1 << bits - 1
-    if of_zero is None:
+    if round_zero is None:
         signed = np.where(x.max(axis=1) > -x.min(axis=1), x.max(axis=1), x.min(axis=1))
         return [(signed * factor / -middle, np.full(len(x), float(middle))) for factor in FACTORS]
     low, high = np.minimum(x.min(axis=1), 0), np.maximum(x.max(axis=1), 0)
     candidates = []
-    for of_low in SHARES:
-        for of_high in SHARES:
-            scale = (of_high * high - of_low * low) / max_code
-            candidates.append((scale, of_zero((-of_low * low * _inverse(scale)).astype(np.float32)).astype(np.float64)))
+    for low_share in SHARES:
+        for high_share in SHARES:
+            scale = (high_share * high - low_share * low) / max_code
+            candidates.append(
+                (scale, round_zero((-low_share * low * _inverse(scale)).astype(np.float32)).astype(np.float64))
+            )
     return candidates
 
 
@@ -192,25 +196,25 @@ def _refined(
     zero: Doubles,
     max_code: int,
     rounded: Rounding,
-    of_zero: Rounding | None,
+    round_zero: Rounding | None,
 ) -> Fit:
     """The scale and zero that least squares fit to the codes of `scale` and `zero`, rounded, and their codes."""
     codes = _nearest(x, scale, zero, max_code)
     levels = codes - zero[:, None]
     with np.errstate(all="ignore"):  # results that are not finite are replaced below
-        if of_zero is not None and (of_zero is not integer_zero):
+        if round_zero is not None and (round_zero is not integer_zero):
             total = weight.sum(axis=1)
             mean_q, mean_x = (weight * codes).sum(axis=1) / total, (weight * x).sum(axis=1) / total
             apart = codes - mean_q[:, None]
             fitted = (weight * x * apart).sum(axis=1) / (weight * apart * apart).sum(axis=1)
-            moved = of_zero((mean_q - mean_x / fitted).astype(np.float32)).astype(np.float64)
+            moved = round_zero((mean_q - mean_x / fitted).astype(np.float32)).astype(np.float64)
             zero = np.where(np.isfinite(moved), moved, zero)
         else:
             fitted = (weight * x * levels).sum(axis=1) / (weight * levels * levels).sum(axis=1)
         scale = np.where(np.isfinite(fitted), fitted, scale)
         stored = rounded(scale.astype(np.float32))
     codes = _nearest(x, stored.astype(np.float64), zero, max_code)
-    return Fit(codes.astype(np.uint8), stored, None if of_zero is None else zero.astype(np.float32))
+    return Fit(codes.astype(np.uint8), stored, None if round_zero is None else zero.astype(np.float32))
 
 
 def _nearest(x: Doubles, scale: Doubles, zero: Doubles, max_code: int) -> Doubles:

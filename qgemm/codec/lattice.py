@@ -63,19 +63,19 @@ def encode(kind: Lattice, x: Floats, importance: Floats | None, pack: Pack) -> B
 
 
 def _encoded(kind: Lattice, x: Floats, importance: Floats | None) -> tuple[Halves, Bytes, Indices, Bytes]:
-    scales, of_blocks, of_signs, empty = fitted(kind, x, importance)
+    scales, points, signs, empty = fitted(kind, x, importance)
     greatest = scales.max(axis=1)
     d = greatest / np.float32(31)
     sc = np.clip(nearest_int(np.float32(0.5) * ((np.float32(1) / d)[:, None] * scales - 1)), 0, MAX_SCALE)
     none = greatest == 0
     sc[none] = 0
     if kind.paired:
-        of_blocks[none], of_signs[none] = 0, 0
+        points[none], signs[none] = 0, 0
     if kind.gapless:
         order = np.argsort(empty, axis=1, kind="stable")
-        of_blocks = (of_blocks & ~255) | _ordered(of_blocks & 255, order)
-        of_signs = _ordered(of_signs, order)
-    return to_float16(d * np.float32(kind.fudge)), sc.astype(np.uint8), of_blocks, of_signs
+        points = (points & ~255) | _ordered(points & 255, order)
+        signs = _ordered(signs, order)
+    return to_float16(d * np.float32(kind.fudge)), sc.astype(np.uint8), points, signs
 
 
 class Fit(NamedTuple):

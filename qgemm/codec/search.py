@@ -80,10 +80,12 @@ def search(fmt: Format, x: Floats, importance: Floats, mean: np.float32 | None =
         width = x.shape[1] if fmt.encoding.whole_rows else fmt.weights
         return fmt.encoding.weighted(x.reshape(-1, width), np.broadcast_to(importance, x.shape).reshape(-1, width))
     squares = x * x
-    of_rows: Any = mean
+    mean_squares: Any = mean
     if mean is None:
-        of_rows = np.cumsum(squares, axis=1, dtype=np.float32)[:, -1:] / np.float32(x.shape[1])  # one by one, as in C
-    weights = (importance * np.sqrt(of_rows + squares)).reshape(-1, fmt.weights)
+        mean_squares = np.cumsum(squares, axis=1, dtype=np.float32)[:, -1:] / np.float32(
+            x.shape[1]
+        )  # one by one, as in C
+    weights = (importance * np.sqrt(mean_squares + squares)).reshape(-1, fmt.weights)
     values = x.reshape(-1, fmt.weights)
     blocks = np.empty(len(values), fmt.dtype)
     for start in range(0, len(values), SHARE):

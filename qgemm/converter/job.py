@@ -91,29 +91,12 @@ def convert(
     Raises QuantizeError for weights that are not finite or that a format cannot hold, UnsupportedError without a GPU,
     QgemmError for other faults; an old file at `target` stays intact then.
     """
-    if backend not in BACKENDS:
-        raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
-    if threads is not None and threads < 1:
-        raise UnsupportedError(f"a conversion needs a thread at least, got {threads}")
-    if max_error is not None and dry_run:
-        raise UnsupportedError("a dry run computes no errors, so that none can be above the largest (max_rel_error)")
-    if max_error is not None and not max_error >= 0:
-        raise UnsupportedError(f"the largest relative error that is let pass is a number from 0 on, got {max_error}")
+    _check_arguments(backend, threads, max_error, dry_run)
     path = path_string(target)
     steps = plan(source, options)
     for sentence in notes(source, options, steps):
         note(sentence)
-    layout = layout_named(options.layout) if options.layout not in ("", PLAIN) else None
-    if layout is None:
-        check_target(os.path.join(path, FILE) if options.layout else path, steps)
-    else:
-        check_steps(path, layout, steps)
-    files = _files(path, steps, source, options)
-    if options.layout:
-        check_folder(path, source.files)
-    else:
-        for file in files:
-            check_output(file.path, source.files)
+    files = _checked_files(path, steps, source, options)
     device = _device() if backend == "cuda" else None
     if device is not None and not any(device.supports(step, choose_encoder(step, options)) for step in steps):
         note("--backend cuda encodes no tensor: copies, plain types and unweighted searches stay on the CPU")
@@ -124,8 +107,8 @@ def convert(
         create = writing.enter_context(_creating(path, files, bool(options.layout), force))
         if options.layout == PLAIN:
             write_files(path, source.beside, create)
-        elif layout is not None:
-            write_beside(path, layout, steps, source.path, create)
+        elif options.layout:
+            write_beside(path, layout_named(options.layout), steps, source.path, create)
         appends = [writing.enter_context(verified_file(*file, create)) for file in files]
         shard_of = {
             step.weight.name: append for file, append in zip(files, appends, strict=True) for step in file.steps
@@ -140,6 +123,33 @@ def convert(
                 prefix = f"{shown_path(source.path)}: tensor {shown(step.weight.name)}"
                 raise QuantizeError(f"{prefix}: relative RMS error {error:.3g} in {step.format} is above {max_error}")
     return lines
+
+
+def _check_arguments(backend: str, threads: int | None, max_error: float | None, dry_run: bool) -> None:
+    """UnsupportedError for arguments that no source and no target would fit."""
+    if backend not in BACKENDS:
+        raise UnsupportedError(f"there is no backend {backend!r}, only {' and '.join(map(repr, BACKENDS))}")
+    if threads is not None and threads < 1:
+        raise UnsupportedError(f"a conversion needs a thread at least, got {threads}")
+    if max_error is not None and dry_run:
+        raise UnsupportedError("a dry run computes no errors, so that none can be above the largest (max_rel_error)")
+    if max_error is not None and not max_error >= 0:
+        raise UnsupportedError(f"the largest relative error that is let pass is a number from 0 on, got {max_error}")
+
+
+def _checked_files(path: str, steps: Sequence[Step], source: Source, options: Options) -> list[_File]:
+    """The files to write; an error if one cannot hold its tensors, or is a file of the source."""
+    if options.layout in ("", PLAIN):
+        check_target(os.path.join(path, FILE) if options.layout else path, steps)
+    else:
+        check_steps(path, layout_named(options.layout), steps)
+    files = _files(path, steps, source, options)
+    if options.layout:
+        check_folder(path, source.files)
+    else:
+        for file in files:
+            check_output(file.path, source.files)
+    return files
 
 
 def _creating(path: str, files: Sequence[_File], folder: bool, force: bool) -> AbstractContextManager[Create]:

@@ -101,6 +101,11 @@ def plan_size(
     names = [weight.name for weight in weights]
     formats = [one_format(fmt) for fmt in types] or _near([FORMATS[name] for name in TYPES], budget.bpw)
     candidates = {weight.name: candidate_steps(weight, formats, options) for weight in weights}
+    fixed = _nbytes(source, options, {name: candidates[name][0].format for name in names})
+    fixed -= sum(candidates[name][0].nbytes for name in names)
+    least = fixed + sum(min(step.nbytes for step in steps) for steps in candidates.values())
+    if least > budget.nbytes:
+        raise QgemmError(_too_small(source, options, size, least, budget.nbytes))
     total, done = sum(map(len, candidates.values())), 0
 
     def advance(steps: int) -> None:
@@ -109,8 +114,6 @@ def plan_size(
         progress(done, total)
 
     measured = costs(candidates, options, objective, sensitivities, threads, advance)
-    fixed = _nbytes(source, options, {name: candidates[name][0].format for name in names})
-    fixed -= sum(candidates[name][0].nbytes for name in names)
     choice = choose([measured[name] for name in names], budget.nbytes - fixed)
     chosen = {name: candidates[name][index] for name, index in zip(names, choice.indices, strict=True)}
     recipe = {name: step.format for name, step in chosen.items()}
@@ -119,6 +122,15 @@ def plan_size(
     bits = 8 * (choice.nbytes + fixed) / weight_count
     text += f"\n{binary_size(choice.nbytes + fixed)} of tensor data for --size {size}, {bits:.4g} bits per weight"
     return SizePlan(recipe, text)
+
+
+def _too_small(source: Source, options: Options, size: str, least: int, nbytes: int) -> str:
+    """The error for a size below that of the smallest types, with the option that allows smaller ones."""
+    left = f"leaves {binary_size(nbytes)}" if nbytes > 0 else "is less than the header, and leaves nothing"
+    text = f"--size {size} {left} for tensors; even the smallest types need {binary_size(least)}"
+    if options.allow_requantize or not any(weight.quantized for weight in source.weights.values()):
+        return text
+    return f"{text}, since tensors that are quantized keep their types without --allow-requantize"
 
 
 def _budget(source: Source, options: Options, size: str) -> _Budget:

@@ -16,7 +16,7 @@ from typing import Any
 from gguf import GGUFWriter, Keys, SpecialVocab, TokenType
 
 from qgemm.errors import CheckpointError
-from qgemm.files.documents import json_object, text_file
+from qgemm.files.documents import json_object, text_file, tokenizer_object
 from qgemm.files.paths import shown, shown_path
 from qgemm.files.sentencepiece import read_sentencepiece
 
@@ -34,7 +34,7 @@ SENTENCEPIECE, TOKENIZER, CONFIG, ADDED = (
     "added_tokens.json",
 )
 READ_AGAIN: Mapping[str, Callable[[str], object]] = {
-    TOKENIZER: json_object, CONFIG: json_object, MODEL: json_object, TEMPLATE_JSON: json_object,
+    TOKENIZER: tokenizer_object, CONFIG: tokenizer_object, MODEL: json_object, TEMPLATE_JSON: json_object,
     TEMPLATE: text_file, "merges.txt": text_file,
 }  # fmt: skip
 OTHERS = (  # files of tokenizers that are not supported without one of the first two
@@ -53,7 +53,7 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, architecture: Arc
     CheckpointError for a tokenizer of another kind, or one with more tokens than rows, or far fewer.
     """
     model, tokenizer = os.path.join(folder, SENTENCEPIECE), os.path.join(folder, TOKENIZER)
-    document = json_object(tokenizer) if os.path.exists(tokenizer) else {}
+    document = tokenizer_object(tokenizer) if os.path.exists(tokenizer) else {}
     where = shown_path(tokenizer if document else folder)
     if os.path.exists(model) and architecture.tokenizer == "llama":
         vocabulary = _of_sentencepiece(model)
@@ -177,14 +177,14 @@ def _special(
 def added_tokens(folder: str) -> Iterator[tuple[int, Token]]:
     """Tokens that were added to the vocabulary of a folder, with their numbers."""
     path = os.path.join(folder, TOKENIZER)
-    return _added(folder, shown_path(path), json_object(path) if os.path.exists(path) else {})
+    return _added(folder, shown_path(path), tokenizer_object(path) if os.path.exists(path) else {})
 
 
 def _added(folder: str, where: str, document: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
     """Tokens that were added to a vocabulary, with their numbers; later entries override earlier ones."""
     for name in (ADDED, CONFIG):
         path = os.path.join(folder, name)
-        config = json_object(path) if os.path.exists(path) else {}
+        config = tokenizer_object(path) if os.path.exists(path) else {}
         entries_by_key = config if name == ADDED else config.get("added_tokens_decoder", {})
         if not isinstance(entries_by_key, dict):
             raise CheckpointError(f"{shown_path(path)}: added_tokens_decoder is no object")

@@ -114,7 +114,10 @@ def _facts(scalars: Scalars, arrays: Sequence[Any]) -> Any:
 
 def planned(w: Tensor, scalars: Scalars, arrays: Sequence[Any]) -> Sequence[Any] | None:
     """The outputs of a call by its plan; None without one."""
-    plan: Plan | None = w.plans.get(scalars)
+    try:
+        plan: Plan | None = w.plans.get(scalars)
+    except TypeError:  # an array or a list in place of a name, which the checks refuse
+        return None
     if plan is None or reason():
         return None
     if not plan.like(*arrays):

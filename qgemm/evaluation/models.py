@@ -98,7 +98,7 @@ class TextModel:
             tokens = np.concatenate([[bos], tokens])
         chunks = [tokens[start : start + size].copy() for start in range(0, len(tokens) - size + 1, size)]
         if not chunks:
-            raise QgemmError(f"the text has {len(tokens)} tokens, a chunk has {size}")
+            raise QgemmError(f"the text has {len(tokens)} tokens, a chunk has {size} (--chunk-size)")
         if bos is not None:
             for chunk in chunks:
                 chunk[0] = bos

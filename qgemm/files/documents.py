@@ -9,7 +9,7 @@ from qgemm.errors import CheckpointError
 
 from .json_parser import parse_object
 from .kinds import POINTER, hint
-from .limits import FREE_TEXT, longest_text
+from .limits import DATA_PER_BYTE, DATA_PER_TOKENIZER_BYTE, FREE_TEXT, longest_text
 from .paths import RegularFile, shown, shown_path, system_errors
 
 WEIGHTS = ".safetensors"
@@ -29,12 +29,21 @@ def shards(path: str) -> dict[str, str]:
 
 def json_object(path: str) -> dict[str, Any]:
     """The object in a JSON file; CheckpointError for anything else, or a file too long for the weights beside it."""
-    return parse_object(_read(path), lambda rule: CheckpointError(f"{shown_path(path)}: {rule}"))
+    return _object(path, DATA_PER_BYTE)
+
+
+def tokenizer_object(path: str) -> dict[str, Any]:
+    """The same of a tokenizer, which may be longer: small models have the vocabularies of large ones."""
+    return _object(path, DATA_PER_TOKENIZER_BYTE)
+
+
+def _object(path: str, share: int) -> dict[str, Any]:
+    return parse_object(_read(path, share), lambda rule: CheckpointError(f"{shown_path(path)}: {rule}"))
 
 
 def text_file(path: str) -> str:
     """The text of a file beside weights; CheckpointError if it is not UTF-8 or too long for the weights."""
-    raw, where = _read(path), shown_path(path)
+    raw, where = _read(path, DATA_PER_BYTE), shown_path(path)
     if raw.startswith(POINTER):
         raise CheckpointError(f"{where}: is not the text itself{hint(raw)}")
     try:
@@ -43,10 +52,11 @@ def text_file(path: str) -> str:
         raise CheckpointError(f"{where}: is not UTF-8: {error}") from None
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, share: int) -> bytes:
+    """The bytes of a file beside weights; share: the bytes of weights that allow one of text."""
     file = RegularFile(path, CheckpointError)
     try:
-        if file.size > FREE_TEXT and file.size > (limit := longest_text(FREE_TEXT, _weights_beside(path))):
+        if file.size > FREE_TEXT and file.size > (limit := longest_text(FREE_TEXT, _weights_beside(path), share)):
             rule = f"has {file.size} bytes, the weights beside it cannot need more than {limit}"
             raise CheckpointError(f"{shown_path(path)}: {rule}")
         return file.read(0, file.size).tobytes()

@@ -13,6 +13,7 @@ MAX_EMPTY = 256  # tensors without data in one file: a few are markers, thousand
 FREE_TEXT = 1 << 20  # bytes of a config or an index
 FREE_HEADER = 2 << 20  # bytes of a header, most of which may be notes about training
 DATA_PER_BYTE = 64  # bytes of weights per further byte of text
+DATA_PER_TOKENIZER_BYTE = 2  # the same of a tokenizer: Gemma 3 270M in four bits has six
 
 
 def most_names(nbytes: int) -> int:
@@ -20,6 +21,6 @@ def most_names(nbytes: int) -> int:
     return FREE_NAMES + nbytes // BYTES_PER_NAME
 
 
-def longest_text(free: int, nbytes: int) -> int:
-    """The most bytes of text that may describe `nbytes` bytes of weights."""
-    return free + nbytes // DATA_PER_BYTE
+def longest_text(free: int, nbytes: int, share: int = DATA_PER_BYTE) -> int:
+    """The most bytes of text that may describe `nbytes` bytes of weights; share: bytes of weights for one of text."""
+    return free + nbytes // share

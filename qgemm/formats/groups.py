@@ -95,26 +95,26 @@ def named(name: str) -> Format | None:
 
 @cache
 def _built(bits: int, group: int | None, scale: str, zero: str) -> Format:
-    of_scale, of_zero = SCALES[scale], ZEROS[zero]
+    scales, zeros = SCALES[scale], ZEROS[zero]
     weights = ROW if group is None else group
-    name = f"u{bits}{of_zero.letter}_{'row' if group is None else f'g{group}'}{of_scale.suffix}"
-    fields: list[Any] = [("d", of_scale.dtype)]
-    if of_zero.dtype is not None:
-        fields.append(("z", of_zero.dtype))
+    name = f"u{bits}{zeros.letter}_{'row' if group is None else f'g{group}'}{scales.suffix}"
+    fields: list[Any] = [("d", scales.dtype)]
+    if zeros.dtype is not None:
+        fields.append(("z", zeros.dtype))
     fields += [(field, "u1", weights * part // 8) for field, part in FIELDS[bits].items()]
     dtype = np.dtype(fields)
-    plus_minus = bits == 1 and of_zero.dtype is None
+    plus_minus = bits == 1 and zeros.dtype is None
     middle = 0 if plus_minus else 1 << bits - 1
 
     def rounded(d: Floats) -> Floats:
-        return of_scale.decode(of_scale.encode(d))
+        return scales.decode(scales.encode(d))
 
     def nearest(x: Floats) -> Fit:
         if plus_minus:
             return group_codes.one_bit(x, rounded)
-        if of_zero.rounded is None:
+        if zeros.rounded is None:
             return group_codes.symmetric(x, bits, rounded)
-        return group_codes.with_zero(x, bits, rounded, of_zero.rounded)
+        return group_codes.with_zero(x, bits, rounded, zeros.rounded)
 
     def blocks_of(fit: Fit) -> Blocks:
         """A fit of groups or rows -> their blocks; each block of a row gets a copy of its scale and zero."""
@@ -130,15 +130,15 @@ def _built(bits: int, group: int | None, scale: str, zero: str) -> Format:
         """The same by a search for the least squared error, weighted by importance."""
         if plus_minus:
             return blocks_of(group_codes.one_bit(x, rounded, importance))
-        return blocks_of(group_codes.searched(x, importance, nearest(x), bits, rounded, of_zero.rounded))
+        return blocks_of(group_codes.searched(x, importance, nearest(x), bits, rounded, zeros.rounded))
 
     def pack(levels: Levels) -> Blocks:
         """Codes q [n, weights] or [n, 1, weights] uint8, scale and zero [n] or [n, 1] -> blocks [n]."""
         assert levels.scale is not None
         codes = levels.codes.reshape(-1, weights)
         blocks = np.empty(len(codes), dtype)
-        blocks["d"] = of_scale.encode(levels.scale.reshape(-1))
-        if of_zero.dtype is not None:
+        blocks["d"] = scales.encode(levels.scale.reshape(-1))
+        if zeros.dtype is not None:
             with np.errstate(over="ignore"):  # the check refuses infinity
                 blocks["z"] = np.asarray(levels.zero).reshape(-1)
         group_codes.pack_codes(blocks, codes.astype(np.uint8, copy=False), bits)
@@ -149,24 +149,24 @@ def _built(bits: int, group: int | None, scale: str, zero: str) -> Format:
         codes: NDArray[Any] = group_codes.unpack_codes(blocks, bits, weights)[:, None]
         if plus_minus:
             codes = codes.view(np.int8) * np.int8(2) - np.int8(1)
-        scale = of_scale.decode(blocks["d"])[:, None]
-        return Levels(codes, scale, zero=middle if of_zero.dtype is None else blocks["z"][:, None])
+        scale = scales.decode(blocks["d"])[:, None]
+        return Levels(codes, scale, zero=middle if zeros.dtype is None else blocks["z"][:, None])
 
     tiled = {3: None, 5: overlapping, 6: overlapping, 7: seven_bits}.get(bits)
-    symbol = "z" if of_zero.dtype is not None else str(middle)
-    numbers = [field for field, kind in (("d", of_scale.dtype), ("z", of_zero.dtype)) if kind in ("u1", "<u2")]
+    symbol = "z" if zeros.dtype is not None else str(middle)
+    numbers = [field for field, kind in (("d", scales.dtype), ("z", zeros.dtype)) if kind in ("u1", "<u2")]
     return Format(
         name, weights, dtype, encode, levels, formula="d * (2 * q - 1)" if plus_minus else f"d * (q - {symbol})",
         codebook=SIGNS if plus_minus else None, pack=pack, family="groups",
-        zero_field="" if of_zero.dtype is None else "z",
+        zero_field="" if zeros.dtype is None else "z",
         tile=TileLayout(
             slots={field: group_codes.slots(part, weights) for field, part in FIELDS[bits].items()},
             number_bytes=tuple(numbers), to_tile=None if tiled is None else tiled.to_tile,
             from_tile=None if tiled is None else tiled.from_tile,
-            bytes_are_levels=of_zero.dtype is None and bits in (3, 8),
+            bytes_are_levels=zeros.dtype is None and bits in (3, 8),
         ),
         encoding=Encoding(
-            limit=of_scale.limit, ordinary=({"d": (0x3A00, 0x3D00)} if scale == "bf16" else {}), weighted=weighted,
+            limit=scales.limit, ordinary=({"d": (0x3A00, 0x3D00)} if scale == "bf16" else {}), weighted=weighted,
             whole_rows=group is None,
         ),
     )  # fmt: skip

@@ -83,8 +83,8 @@ PAIRS = np.array([(EIGHT[a], EIGHT[b]) for a, seconds in PAIRS_BY_FIRST.items() 
 
 def _levels(table: NDArray[np.int8], codes: Bytes, shifted: NDArray[Any]) -> NDArray[np.int8]:
     """Codes [n, 256], whether each group has the shift [n, groups] -> levels [n, 256]."""
-    of_code = shifted.astype(np.uint8).repeat(codes.shape[1] // shifted.shape[1], axis=1)
-    return table[codes + of_code * np.uint8(len(table) // 2)]
+    shifts = shifted.astype(np.uint8).repeat(codes.shape[1] // shifted.shape[1], axis=1)
+    return table[codes + shifts * np.uint8(len(table) // 2)]
 
 
 def _bits(field: NDArray[Any], count: int, step: int = 1) -> Bytes:
@@ -209,8 +209,8 @@ def _iq2_kl(blocks: Blocks) -> tuple[NDArray[Any], NDArray[Any]]:
     """
     low = unpack_nibbles(blocks["qs"].reshape(-1, 16)).reshape(-1, 8, 16)  # [n, group, pair]
     pairs = low | unpack_planes(blocks["qh"], 1).reshape(-1, 8, 16) << np.uint8(4)
-    of_scales = np.concatenate([blocks["scales_l"] & np.uint8(15), blocks["scales_l"] >> np.uint8(4)], axis=1)
-    sc = of_scales | _bits(blocks["scales_h"], 8, 2) << np.uint8(4)
+    low_bits = np.concatenate([blocks["scales_l"] & np.uint8(15), blocks["scales_l"] >> np.uint8(4)], axis=1)
+    sc = low_bits | _bits(blocks["scales_h"], 8, 2) << np.uint8(4)
     return PAIRS[pairs].reshape(-1, 256), sc.view(np.int8) - np.int8(32)
 
 

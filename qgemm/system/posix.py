@@ -26,9 +26,9 @@ NO_COPY = errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM
 
 def is_complete() -> bool:
     """Whether Python has all these calls here."""
-    of_folders = [getattr(os, name, None) in os.supports_dir_fd for name in OF_FOLDERS]
+    supported = [getattr(os, name, None) in os.supports_dir_fd for name in OF_FOLDERS]
     has_locks = importlib.util.find_spec("fcntl") is not None
-    return has_locks and all(of_folders) and all(hasattr(os, name) for name in NAMES)
+    return has_locks and all(supported) and all(hasattr(os, name) for name in NAMES)
 
 
 class PosixFiles:

@@ -13,7 +13,7 @@ from qgemm.errors import ShapeError, UnsupportedError
 from qgemm.packed import Packed
 
 from .gradients import Product, differentiated, graph_linear
-from .ops import PLAIN, check_tensor, is_compiling, product, traced, tracing
+from .ops import PLAIN, check_tensor, is_compiling, one_line, product, traced, tracing
 from .replay import Replay, replay_of
 from .storage import packed_of
 from .views import BUFFERS, ViewedModule
@@ -118,7 +118,7 @@ class QLinear(ViewedModule):
 
         UnsupportedError for shapes that do not fit, and for a name in use.
         """
-        needs = f"{self!r} needs A [rank, {self.in_features}] and B [{self.out_features}, rank]"
+        needs = f"{one_line(self)} needs A [rank, {self.in_features}] and B [{self.out_features}, rank]"
         if A.dim() != 2 or B.dim() != 2 or (B.shape[0], A.shape[1]) != self._shape:
             raise ShapeError(f"{needs}, got A {list(A.shape)} and B {list(B.shape)}")
         if name in self._modules.get("lora", ()):

@@ -60,10 +60,15 @@ def traced(x: torch.Tensor) -> bool:
     return is_compiling() or type(x) not in PLAIN or x.is_meta or tracing()
 
 
+def one_line(layer: torch.nn.Module) -> str:
+    """A layer for an error, without the lines of the modules in it."""
+    return f"{type(layer).__name__}({layer.extra_repr()})"
+
+
 def check_tensor(x: object, layer: torch.nn.Module) -> None:
     """TypeError for an input of a layer that is no tensor."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{layer!r} takes a tensor, got {described(x)}")
+        raise TypeError(f"{one_line(layer)} takes a tensor, got {described(x)}")
 
 
 def product(

@@ -90,6 +90,10 @@ def replace_linear(
             return replace_linear(model, gguf, names, embeddings=embeddings, activation=activation, fuse=fuse)
     candidates = dict(_layers(model, (torch.nn.Linear, torch.nn.Embedding) if embeddings else (torch.nn.Linear,)))
     plans = list(_plans(model, candidates, file, names))
+    if not candidates:
+        packed = sum(isinstance(module, (QLinear, QEmbedding)) for module in model.modules())
+        others = f"; {packed} of its layers are packed already" if packed else ""
+        raise UnsupportedError(f"no layer was replaced: the model has no torch.nn.Linear{others}")
     if not plans:
         where = f"{shown_path(file.path)} has" if isinstance(file, GGUFFile) else "there are"
         raise UnsupportedError(

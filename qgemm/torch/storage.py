@@ -354,7 +354,7 @@ def weight_of(packed: Packed, ndim: int = 2) -> torch.nn.Parameter:
     if packed.ndim != ndim:
         expected = "a matrix (N, K)" if ndim == 2 else "experts (E, N, K)"
         raise UnsupportedError(
-            f"a layer needs {expected}, got {packed!r}{'; index its leading axes first' * (ndim == 2)}"
+            f"a layer needs {expected}, got {packed!r}{'; index its leading axes first' * (packed.ndim > ndim == 2)}"
         )
     if packed.format.levels is None:
         raise UnsupportedError(f"{packed!r}: {packed.format} has no decoder, so it cannot be multiplied")

@@ -360,8 +360,10 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(qgemm.UnsupportedError, match="there is no format 'q4_9'"):
         QLinear(64, 5, "q4_9")
     for a, b in ((normal(2, 64), normal(40, 2)), (normal(2, 128), normal(41, 2)), (normal(128), normal(40, 2))):
-        with pytest.raises(qgemm.ShapeError, match=r"needs A \[rank, 128\] and B \[40, rank\], got"):
+        with pytest.raises(qgemm.ShapeError, match=r"needs A \[rank, 128\] and B \[40, rank\], got") as error:
             layer.add_lora(a, b)
+        assert "\n" not in str(error.value)
+        layer.add_lora(normal(2, 128), normal(40, 2), name=str(len(layer._modules.get("lora", ()))))
     with pytest.raises(qgemm.ShapeError, match=r"LoRA is A \[rank, K\] and B \[N, rank\], got"):
         LoRA(normal(2, 128), normal(40, 3))
 

@@ -73,6 +73,12 @@ def test_the_folder_says_how_it_is_read(model, tmp_path):
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["quantization_config"] == {"quant_method": "qgemm", "activation": "a16"}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, QLinear)}
+    with qgemm.load(tmp_path) as tensors:  # without torch; a tied head is there once
+        for name in layers.keys() & {tensor.removesuffix(".weight") for tensor in tensors}:
+            assert tensors[f"{name}.weight"].format == layers[name].format
+            assert tensors[f"{name}.weight"].blocks.tobytes() == layers[name].packed.blocks.tobytes()
+        assert not [name for name in tensors if "_extra_state" in name or tensors[name].format.name == "i16"]
 
 
 @pytest.mark.parametrize("activation", ["a16", "a8"])

@@ -197,6 +197,7 @@ def test_what_does_not_fit_is_named_before_anything_changes():
         (model(), wrong_bias, None, qgemm.ShapeError, r"its bias is .*, the layer's has shape \(128,\)"),
         (model(), more_bias, None, qgemm.UnsupportedError, "the file has .*, the layer takes no bias"),
         (model(), {}, None, qgemm.UnsupportedError, "no layer was replaced: there are tensors like none, the model"),
+        (torch.nn.SiLU(), tensors, None, qgemm.UnsupportedError, r"the model has no torch\.nn\.Linear$"),
         (model(), tensors, lambda name: f"{name}.w", KeyError, "table.w"),
     ):
         if error is None:

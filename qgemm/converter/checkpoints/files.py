@@ -20,7 +20,7 @@ from qgemm.files.torch_archive import TorchFile
 
 from ..array_weights import Stored, weight_from_array, weight_from_stored
 from ..weight import SAFETENSORS, Source, Weight, weight_from_tensor
-from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4
+from . import awq_gptq, bnb, compressed, fp4, fp8, hqq, mxfp4, packed_layers
 from .configs import CONFIGS, folder_settings, refuse_packed
 from .methods import BitsAndBytes, Compressed, EightBits, FourBits, Hqq, Method, Nvfp4, Settings
 from .torch_files import stored_tensors
@@ -132,7 +132,7 @@ def _beside(path: str) -> list[str]:
 def _decode(path: str, stored: Mapping[str, Stored], method: Settings | None) -> dict[str, Weight]:
     """The tensors, with each packed matrix in place of its parts."""
     read = READERS.get(type(method))
-    matrices, parts = ({}, set()) if read is None else read(path, stored, method)
+    matrices, parts = packed_layers.matrices(path, stored) if read is None else read(path, stored, method)
     eight_bits = method if isinstance(method, EightBits) else None
     for name, (_, entry) in stored.items():
         if name in parts or name in matrices:

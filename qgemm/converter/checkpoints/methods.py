@@ -379,4 +379,5 @@ METHODS: dict[str, Callable[[Getter, str], Settings | None]] = {
     "mxfp4": _four_bits,
     "hqq": _hqq,
     "bitsandbytes": _bitsandbytes,
+    "qgemm": lambda get, name: None,  # tensors describe themselves (packed_layers.py)
 }

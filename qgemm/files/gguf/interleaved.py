@@ -33,13 +33,13 @@ def permuted(raw: Bytes, order: str, rows: int) -> Bytes:
     """Bytes [groups of rows, blocks, size of rows blocks] -> those of each row [groups * rows, blocks, size]."""
     sizes = {**SIZES, "k": rows}
     source, target = (part.strip().replace("|", "") for part in order.split(">"))
-    of_bits = "|" in order
-    values = np.unpackbits(raw, axis=-1, bitorder="little") if of_bits else raw
+    bitwise = "|" in order
+    values = np.unpackbits(raw, axis=-1, bitorder="little") if bitwise else raw
     leading = values.shape[:2]
     values = values.reshape(*leading, *(sizes[axis] for axis in source))
     axes = [0, 2 + source.index("k"), 1, *(2 + source.index(axis) for axis in target)]
     flat = values.transpose(axes).reshape(leading[0] * rows, leading[1], -1)
-    return np.packbits(flat, axis=-1, bitorder="little") if of_bits else np.ascontiguousarray(flat)
+    return np.packbits(flat, axis=-1, bitorder="little") if bitwise else np.ascontiguousarray(flat)
 
 
 class Interleaved(NamedTuple):

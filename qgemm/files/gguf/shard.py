@@ -127,10 +127,10 @@ class Shard:
     def _converted(self, entry: Entry, foreign: Foreign, start: int, stop: int) -> Blocks:
         """Blocks start to stop of a tensor that lies otherwise in the file; whole groups of rows are read."""
         k = entry.shape[-1]
-        of_group, size = foreign.rows * entry.block_shape[-1], foreign.group_bytes(k)
-        first, last = start // of_group, -(-stop // of_group)
+        group_blocks, size = foreign.rows * entry.block_shape[-1], foreign.group_bytes(k)
+        first, last = start // group_blocks, -(-stop // group_blocks)
         raw = self._file.read(entry.offset + first * size, (last - first) * size).reshape(-1, size)
-        return foreign.blocks(raw, k).reshape(-1)[start - first * of_group : stop - first * of_group]
+        return foreign.blocks(raw, k).reshape(-1)[start - first * group_blocks : stop - first * group_blocks]
 
     def link(self) -> Link:
         """The link by which another process reopens the file; GGUFError if it was closed or changed."""
