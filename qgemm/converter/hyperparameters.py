@@ -19,6 +19,7 @@ from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
 
 OLD_KINDS = {"su": "longrope", "mrope": "default"}  # Qwen 2 VL's kind has sections, which are a key of their own
+ROTARY_SETTINGS = ("rope_parameters", "rope_scaling")  # the objects that transformers 5 and 4 write
 WITH_FACTORS = ("llama3", "longrope", "proportional")  # kinds of rotary scaling that add tensors
 
 
@@ -68,7 +69,7 @@ class Config:
 
     def section(self, *names: str) -> Config:
         """An object within this one, empty where absent."""
-        name = next((name for name in names if self.values.get(name) is not None), names[0])
+        name = next((name for name in names if self.values.get(name)), names[0])
         return Config(f"{self.where}: {name}", self.values.get(name) or {})
 
     def replaced(self, **values: Any) -> Config:
@@ -87,13 +88,13 @@ class Config:
     @property
     def rope(self) -> Config:
         """The rotary embedding's settings; those of layers with full attention where layers differ."""
-        rope = self.section("rope_parameters", "rope_scaling")
+        rope = self.section(*ROTARY_SETTINGS)
         return rope.section("full_attention") if "full_attention" in rope.values else rope
 
     @property
     def rope_of_windows(self) -> float | None:
         """The rotary base of layers with a sliding window, None where it is the same."""
-        rope = self.section("rope_parameters", "rope_scaling").section("sliding_attention")
+        rope = self.section(*ROTARY_SETTINGS).section("sliding_attention")
         return rope.number("rope_theta") or self.number("rope_local_base_freq")
 
 
