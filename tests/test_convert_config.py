@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import math
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import class_folders
+import numpy as np
 import pytest
 from class_folders import CLASSES as CLASSES_MADE
 from config_classes import CLASSES, classified
@@ -139,6 +142,39 @@ def test_factors_of_yarn_that_llama_cpp_computes(architecture, factors, allowed)
         config_of("x", values)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "settings", "ratio"),
+    [
+        ("LlamaForCausalLM", {}, None),
+        ("LlamaForCausalLM", {"attention_factor": 1 + 0.1 * math.log(4)}, None),
+        ("LlamaForCausalLM", {"attention_factor": 0.7}, 0.7 / (1 + 0.1 * math.log(4))),
+        ("LlamaForCausalLM", {"attention_factor": 0.7, "factor": 0.5}, 0.7),
+        ("DeepseekV3ForCausalLM", {"attention_factor": 0.7, "mscale": 0.5, "mscale_all_dim": 0.5}, 0.7),
+    ],
+)
+def test_the_factor_of_attention_is_one_that_llama_cpp_reads(architecture, settings, ratio):
+    """It multiplies the usual one by attn_factor, and overwrites yarn_attn_factor."""
+    base = CLASSES_MADE[architecture]["config"] if architecture in CLASSES_MADE else {"architectures": [architecture]}
+    values = {**CONFIG, **base, "rope_parameters": {**YARN, **settings}}
+    config, record = config_of("x", values)
+    writer = GGUFWriter(None, name := MODEL_ARCH_NAMES[record.kind])
+    record.keys(config, writer)
+    assert metadata_of(writer).get(f"{name}.rope.scaling.attn_factor") == (ratio and np.float32(ratio))
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [({}, []), ({"beta_fast": 32.0}, []), ({"beta_fast": 8, "beta_slow": 2}, ["beta_fast", "beta_slow"])],
+)
+def test_keys_of_yarn_that_llama_cpp_does_not_read_are_named(settings, keys, tmp_path):
+    rope = {"rope_scaling": None, "rope_parameters": {**YARN, **settings}}
+    path = folder(tmp_path / "m", "LlamaForCausalLM", tensors_of("LlamaForCausalLM"), **rope)
+    notes = qgemm.convert(path, tmp_path / "y.gguf", "f16").notes
+    assert [note.split()[0] for note in notes if "of yarn" in note] == keys
+    path = class_folders.folder(tmp_path / "m", "Ministral3ForCausalLM", rope_parameters={**YARN, **settings})
+    assert not any("of yarn" in note for note in qgemm.convert(path, tmp_path / "y.gguf", "f16", force=True).notes)
+
+
 # Keys that the shapes of the tensors decide, or without which llama.cpp has the default of the config class.
 BY_SHAPES = {
     "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts",
@@ -217,6 +253,32 @@ def test_empty_settings_of_rotary_embeddings_hide_no_others():
 )
 def test_values_of_the_same_result_are_accepted(architecture, change, tmp_path):
     assert metadata(tmp_path, architecture, **change)
+
+
+BIASES = {
+    f"model.layers.{i}.self_attn.{name}_proj.bias": 64 // n
+    for i in (0, 1)
+    for name, n in (("q", 1), ("k", 2), ("v", 2))
+}
+
+
+@pytest.mark.parametrize(
+    ("stated", "names", "value", "message"),
+    [
+        (True, BIASES, 1, ""),
+        (True, list(BIASES)[:4], 1, r"blk\.1\.attn_k\.bias.* is missing, and attention_bias of the config is true"),
+        (True, (), 1, r"blk\.0\.attn_q\.bias.* is missing"),
+        (False, BIASES, 1, r"blk\.0\.attn_q\.bias.* is there, and attention_bias of the config is false"),
+        (False, BIASES, 0, ""),  # as AutoGPTQ writes them
+        (None, BIASES, 1, ""),
+    ],
+)
+def test_biases_are_those_that_the_config_states(stated, names, value, message, tmp_path):
+    biases = {name: np.full(BIASES[name], value, np.float16) for name in names}
+    tensors = {**tensors_of("LlamaForCausalLM"), **biases}
+    path = folder(tmp_path / "m", "LlamaForCausalLM", tensors, attention_bias=stated)
+    with pytest.raises(CheckpointError, match=message) if message else nullcontext():
+        qgemm.convert(path, tmp_path / "y.gguf", "f16")
 
 
 def test_defaults_of_the_config_class_are_written(tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log, pi, sqrt
+from math import isclose, log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,9 @@ def rope_keys(config: Config, writer: GGUFWriter) -> None:
             value = rope.number(name)
             if value is not None:
                 add(value)
+        factor, usual = rope.number("attention_factor"), usual_attention_factor(rope)
+        if factor is not None and not isclose(factor, usual, rel_tol=1e-6):
+            writer.add_rope_scaling_attn_factors(factor / usual)  # llama.cpp replaces yarn_attn_factor by the usual one
     elif kind != "default" and kind not in WITH_FACTORS:
         raise rope.refusal("rope_type", kind, "is a scaling of rotary embeddings that is not known")
 
@@ -158,6 +161,13 @@ def rope_kind(rope: Config) -> str:
     """The kind of rotary scaling: "default", "linear", "yarn", "llama3", "longrope" or another word."""
     kind = str(rope.value("rope_type", "type") or "default").lower()
     return OLD_KINDS.get(kind, kind)
+
+
+def usual_attention_factor(rope: Config) -> float:
+    """The factor of rotated queries and keys that yarn has unless the config gives another."""
+    stretch = 0.1 * log(max(rope.need_number("factor"), 1.0))
+    first, second = rope.number("mscale"), rope.number("mscale_all_dim")
+    return (1 + first * stretch) / (1 + second * stretch) if first and second else 1 + stretch
 
 
 def llama3_factors(config: Config) -> dict[str, Floats]:
