@@ -73,7 +73,10 @@ def test_lists_of_layers():
         (("--remove-kv", "nothing"), "there is no such key"),
         (("--prune-layers", "4"), "there is no layer 4 of 4"),
         (("--prune-layers", "0-3"), "no layer would be left"),
-        (("--prune-layers", "3-1"), "is not a list of numbers"),
+        *(
+            (("--prune-layers", text), "is not a list of numbers")
+            for text in ("3-1", "9" * 5000, "0-999999999", "\u0661")
+        ),
     ],
 )
 def test_changes_that_are_refused(run, source, tmp_path, flags, rule):
@@ -107,7 +110,7 @@ def test_sizes_of_shards(size, nbytes):
     assert parse_size(size) == nbytes
 
 
-@pytest.mark.parametrize("size", ["2T", "-1", "0", "x"])
+@pytest.mark.parametrize("size", ["2T", "-1", "0", "x", "9" * 5000, "\u0663M"])
 def test_sizes_that_are_none(run, source, tmp_path, size):
     status, _, err = run("convert", source, tmp_path / "y.gguf", "f32", f"--split-max-size={size}")
     assert (status, "is not a number of bytes" in " ".join(err.split())) == (2, True)

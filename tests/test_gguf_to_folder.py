@@ -277,3 +277,19 @@ def test_what_becomes_no_folder(refused, tmp_path):
     words = "convert", tmp_path / "x.safetensors", tmp_path / "back"
     assert "is no .gguf file" in refused(*words, "f16", "--layout", "huggingface")
     assert "has tensors of f32, f16, bf16, not of Q8_0" in refused(*words, "q8_0", "--layout", "huggingface", status=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("embedding_length", np.uint64(2**40), "hidden_size"),
+        ("embedding_length", np.float32("nan"), "hidden_size"),
+        ("rope.freq_base", np.float32(-1), "rope_theta"),
+    ],
+)
+def test_values_beyond_the_range_of_a_config(key, value, name, tmp_path):
+    """They are refused before rotary factors are computed, for Llama 3.1's among others."""
+    qgemm.convert(folder(tmp_path / "m", "LlamaForCausalLM"), tmp_path / "m.gguf", "f16")
+    qgemm.set_metadata(tmp_path / "m.gguf", {f"llama.{key}": value})
+    with pytest.raises(CheckpointError, match=rf"{name}: .* is no (count|number)"):
+        qgemm.convert(tmp_path / "m.gguf", tmp_path / "x", "f16", layout="huggingface")

@@ -223,6 +223,7 @@ def test_recipes_are_refused_with_their_line(refused, source, tmp_path, text, ru
     [
         ([], "the types come from one of TYPE, --size and --recipe"),
         (["q4_0", "--size", "4bpw"], "the types come from one of TYPE, --size and --recipe"),
+        (["--size", f"{'9' * 5000}bpw"], "is no size: 4.25bpw"),
         (["--size", "small"], "'small' is no size: 4.25bpw, 12GiB, 900MB, or a file type such as q4_k_m"),
         (["q4_0", "--types", "q4_0"], "--objective and --types are for --size"),
         (["--size", "4bpw", "--types", "q9_9"], "there is no format 'q9_9'"),

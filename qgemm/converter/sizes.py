@@ -37,7 +37,7 @@ UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "k": 1 << 10,
     "m": 1 << 20, "g": 1 << 30,
 }  # fmt: skip
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(bpw|[kmg]i?b?|b)?", re.IGNORECASE)
+SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *(bpw|[kmg]i?b?|b)?", re.IGNORECASE)
 ENTRY = re.compile(r"(.+?) *= *(\S+)")
 
 
