@@ -16,6 +16,7 @@ from qgemm.converter.rules import Options, candidate_steps, free_weights
 from qgemm.converter.size_choice import Alternative, choose
 from qgemm.converter.size_costs import costs
 from qgemm.converter.sizes import read_recipe, recipe_text
+from qgemm.errors import QgemmError
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.imatrix_sums import Sensitivities, Sums, SumsFile
 from qgemm.formats import FORMATS
@@ -195,6 +196,17 @@ def test_a_recipe_is_written_and_read(run, source, imatrix, tmp_path):
     assert (tmp_path / "first.gguf").read_bytes() == (tmp_path / "second.gguf").read_bytes()
     recipe = read_recipe(tmp_path / "recipe.txt")
     assert read_recipe(write(tmp_path / "again.txt", recipe_text(recipe, "again"))) == recipe
+
+
+def test_a_recipe_is_read_at_bounded_cost(tmp_path):
+    """A device without an end, and a line whose spaces a regular expression would try in pairs."""
+    with pytest.raises(QgemmError, match="zero: has more than 16777216 bytes"):
+        read_recipe("/dev/zero")
+    with pytest.raises(QgemmError, match="is not NAME = TYPE"):
+        read_recipe(write(tmp_path / "x.txt", f"a{' ' * 1_000_000}b"))
+    assert read_recipe(write(tmp_path / "x.txt", "a=b=q4_0\n c =d = q8_0")) == {
+        "a=b": qgemm.FORMATS["q4_0"], "c =d": qgemm.FORMATS["q8_0"],
+    }  # fmt: skip
 
 
 def write(path: Path, text: str) -> Path:
