@@ -54,6 +54,13 @@ def test_layers_are_left_out(source, tmp_path):
         assert file.metadata["llama.attention.head_count_kv"].tolist() == [2, 4]
 
 
+def test_layers_of_a_projector_are_not_left_out(tmp_path):
+    tensors = {f"v.blk.{i}.attn_q.weight": normal(2, 32) for i in range(2)}
+    path = model(tmp_path / "p.gguf", tensors, {"general.architecture": "clip"})
+    with pytest.raises(qgemm.QgemmError, match="the layers of a projector feed one"):
+        qgemm.convert(path, tmp_path / "y.gguf", "f16", prune_layers=[0])
+
+
 def test_lists_of_layers():
     assert parse_layers("3,5-7, 6") == (3, 5, 6, 7)
 
