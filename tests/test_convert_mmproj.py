@@ -135,14 +135,14 @@ def test_a_row_of_an_embedding_that_is_read_in_steps(tmp_path):
     numbers = np.arange(16 * 24, dtype=np.float32)
 
     def read(start, stop):
-        assert start % 32 == 0
-        assert stop % 32 == 0
+        assert start % 64 == 0
+        assert stop % 64 == 0
         return numbers[start:stop]
 
     part = object.__new__(VisionPart)
     part.folder = str(folder(tmp_path / "m", MISTRAL3))
     name = "model.embed_tokens.weight"
-    part.source = SimpleNamespace(weights={name: Weight(name, (16, 24), "X", numbers.nbytes, 32, values=read)})
+    part.source = SimpleNamespace(weights={name: Weight(name, (16, 24), "X", numbers.nbytes, 64, values=read)})
     row = part._row("[IMG_BREAK]", "v.token_embd.img_break")
     assert_array_equal(numbers_of(row)(0, 24), numbers.reshape(16, 24)[IMAGE_BREAK])
 
@@ -184,7 +184,7 @@ def test_values_of_the_model_that_are_refused(name, key, value, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "images", [{"image_std": [1.0]}, {"rescale_factor": 1.0}, {"rescale_factor": 1 / 127.5}, {"do_normalize": False}]
+    "images", [{"image_std": [1.0]}, {"rescale_factor": 1.0}, {"rescale_factor": 1 / 256}, {"do_normalize": False}]
 )
 def test_image_settings_that_are_refused(images, tmp_path):
     path = folder(tmp_path / "m", QWEN2, images=images)
