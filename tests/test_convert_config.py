@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+import math
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import class_folders
+import numpy as np
 import pytest
 from class_folders import CLASSES as CLASSES_MADE
 from config_classes import CLASSES, classified
 from gguf import MODEL_ARCH_NAMES, GGUFWriter
-from hf_folders import CONFIG, folder, tensors_of
+from hf_folders import CONFIG, FOLDERS, folder, tensors_of
 
 import qgemm
 from qgemm.converter.architectures import ARCHITECTURES
@@ -75,7 +78,10 @@ def test_values_of_any_type_are_compared_or_refused(architecture):
     [
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not silu"),
         ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: '0.5' rotates a part"),
-        ("LlamaForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor: '0.5'"),
+        ("LlamaForCausalLM", {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
+         "partial_rotary_factor: '0.5'"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+         "rope_scaling: .*llama3.* ignores rope_parameters"),
         ("Qwen2ForCausalLM", {"rope_scaling": {"type": "default", "mrope_section": [8]}}, "mrope_section: .* is set"),
         ("MistralForCausalLM", {"sliding_window": 511}, "sliding_window: '511' is a window below max_position_emb"),
         ("MistralForCausalLM", {"max_position_embeddings": 8192}, r"sliding_window: '4096' .*\(the default, since"),
@@ -111,6 +117,129 @@ def test_values_that_the_file_cannot_express_are_refused(architecture, change, m
     assert not (tmp_path / "y.gguf").exists()
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "factors", "allowed"),
+    [
+        ("DeepseekV3ForCausalLM", {"mscale_all_dim": 1.0}, False),
+        ("DeepseekV3ForCausalLM", {"mscale": 1.0, "mscale_all_dim": 0.5}, False),
+        ("DeepseekV3ForCausalLM", {"mscale": 0.5, "mscale_all_dim": 0.5}, True),
+        ("DeepseekV2ForCausalLM", {"mscale": 0.7}, True),  # which transformers ignores without the other, as llama.cpp
+        ("Ministral3ForCausalLM", {"mscale": 0.5, "mscale_all_dim": 0.5}, False),
+        ("Ministral3ForCausalLM", {"mscale_all_dim": 1.0}, False),
+        ("Ministral3ForCausalLM", {"mscale": 1.0, "mscale_all_dim": 0.5}, True),
+        ("Ministral3ForCausalLM", {"mscale": 0.5}, True),
+    ],
+)
+def test_factors_of_yarn_that_llama_cpp_computes(architecture, factors, allowed):
+    values = {**CLASSES_MADE[architecture]["config"], "rope_parameters": {**YARN, **factors}}
+    if allowed:
+        assert config_of("x", values)
+        return
+    with pytest.raises(CheckpointError, match=r"rope_parameters: .* has mscale other than"):
+        config_of("x", values)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "ratio"),
+    [
+        ("LlamaForCausalLM", {}, None),
+        ("LlamaForCausalLM", {"attention_factor": 1 + 0.1 * math.log(4)}, None),
+        ("LlamaForCausalLM", {"attention_factor": 0.7}, 0.7 / (1 + 0.1 * math.log(4))),
+        ("LlamaForCausalLM", {"attention_factor": 0.7, "factor": 0.5}, 0.7),
+        ("DeepseekV3ForCausalLM", {"attention_factor": 0.7, "mscale": 0.5, "mscale_all_dim": 0.5}, 0.7),
+    ],
+)
+def test_the_factor_of_attention_is_one_that_llama_cpp_reads(architecture, settings, ratio):
+    """It multiplies the usual one by attn_factor, and overwrites yarn_attn_factor."""
+    base = CLASSES_MADE[architecture]["config"] if architecture in CLASSES_MADE else {"architectures": [architecture]}
+    values = {**CONFIG, **base, "rope_parameters": {**YARN, **settings}}
+    config, record = config_of("x", values)
+    writer = GGUFWriter(None, name := MODEL_ARCH_NAMES[record.kind])
+    record.keys(config, writer)
+    assert metadata_of(writer).get(f"{name}.rope.scaling.attn_factor") == (ratio and np.float32(ratio))
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [({}, []), ({"beta_fast": 32.0}, []), ({"beta_fast": 8, "beta_slow": 2}, ["beta_fast", "beta_slow"])],
+)
+def test_keys_of_yarn_that_llama_cpp_does_not_read_are_named(settings, keys, tmp_path):
+    rope = {"rope_scaling": None, "rope_parameters": {**YARN, **settings}}
+    path = folder(tmp_path / "m", "LlamaForCausalLM", tensors_of("LlamaForCausalLM"), **rope)
+    notes = qgemm.convert(path, tmp_path / "y.gguf", "f16").notes
+    assert [note.split()[0] for note in notes if "of yarn" in note] == keys
+    path = class_folders.folder(tmp_path / "m", "Ministral3ForCausalLM", rope_parameters={**YARN, **settings})
+    assert not any("of yarn" in note for note in qgemm.convert(path, tmp_path / "y.gguf", "f16", force=True).notes)
+
+
+# Keys that the shapes of the tensors decide, or without which llama.cpp has the default of the config class.
+BY_SHAPES = {
+    "num_attention_heads", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_num_experts", "q_lora_rank", "tie_word_embeddings", "rope_theta",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", [*CLASSES_MADE, *FOLDERS])
+def test_a_key_that_is_left_out_has_the_default_of_its_class(architecture):
+    """It becomes the same metadata and shapes, or is needed."""
+    base = (
+        CLASSES_MADE[architecture]["config"]
+        if architecture in CLASSES_MADE
+        else {"architectures": [architecture], **CONFIG, **FOLDERS[architecture][0]}
+    )
+    part = base.get("text_config") or base
+    for key in sorted(part.keys() & CLASSES[architecture].keys() - BY_SHAPES - READ_ELSEWHERE):
+        default = CLASSES[architecture][key]
+        if default is None:
+            continue
+        part_left_out = {name: value for name, value in part.items() if name != key}
+        documents = [part_left_out, {**part_left_out, key: default}]
+        if part is not base:
+            documents = [{**base, "text_config": document} for document in documents]
+        with suppress(CheckpointError):
+            assert described(documents[0]) == described(documents[1]), key
+
+
+def described(document: dict[str, Any]) -> tuple[str, list[dict[str, str]]]:
+    """The metadata and the tensors of the layers that a config describes."""
+    config, record = config_of("x", document)
+    writer = GGUFWriter(None, MODEL_ARCH_NAMES[record.kind])
+    record.keys(config, writer)
+    layers = range(config.need("num_hidden_layers"))
+    return str(metadata_of(writer)), [dict(record.shapes(config, i, dense)) for i in layers for dense in (True, False)]
+
+
+@pytest.mark.parametrize("architecture", ["CohereForCausalLM", "Cohere2ForCausalLM", "NemotronForCausalLM"])
+def test_a_scaling_of_rotary_embeddings_is_in_force(architecture):
+    """llama.cpp's type "none" switches the factor off."""
+    values = {**CLASSES_MADE[architecture]["config"], "rope_parameters": None, "rope_theta": 1e4}
+    assert "'none'" in described(values)[0]
+    scaled = described({**values, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})[0]
+    assert "'linear'" in scaled
+    assert "'none'" not in scaled
+
+
+def test_the_greedy_router_of_deepseek_2_has_no_groups():
+    values = {**CLASSES_MADE["DeepseekV2ForCausalLM"]["config"], "n_group": 2, "topk_group": 1}
+    assert "expert_group" not in described(values)[0]
+    values = {**CLASSES_MADE["DeepseekV3ForCausalLM"]["config"], "n_group": 2, "topk_group": 1}
+    assert "expert_group_used_count" in described(values)[0]
+
+
+def test_settings_of_rotary_embeddings_replace_the_defaults_under_the_other_key():
+    model = {"architectures": ["GptOssForCausalLM"], **CONFIG, **FOLDERS["GptOssForCausalLM"][0], "rope_scaling": None}
+    assert "scaling.factor': np.float32(32.0)" in described(model)[0]
+    assert "scaling.factor': np.float32(4.0)" in described({**model, "rope_parameters": YARN})[0]
+
+
+def test_empty_settings_of_rotary_embeddings_hide_no_others():
+    values = {"architectures": ["LlamaForCausalLM"], **CONFIG, "rope_parameters": {}}
+    assert "'linear'" in described({**values, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})[0]
+
+
 @pytest.mark.parametrize(
     ("architecture", "change"),
     [
@@ -124,6 +253,32 @@ def test_values_that_the_file_cannot_express_are_refused(architecture, change, m
 )
 def test_values_of_the_same_result_are_accepted(architecture, change, tmp_path):
     assert metadata(tmp_path, architecture, **change)
+
+
+BIASES = {
+    f"model.layers.{i}.self_attn.{name}_proj.bias": 64 // n
+    for i in (0, 1)
+    for name, n in (("q", 1), ("k", 2), ("v", 2))
+}
+
+
+@pytest.mark.parametrize(
+    ("stated", "names", "value", "message"),
+    [
+        (True, BIASES, 1, ""),
+        (True, list(BIASES)[:4], 1, r"blk\.1\.attn_k\.bias.* is missing, and attention_bias of the config is true"),
+        (True, (), 1, r"blk\.0\.attn_q\.bias.* is missing"),
+        (False, BIASES, 1, r"blk\.0\.attn_q\.bias.* is there, and attention_bias of the config is false"),
+        (False, BIASES, 0, ""),  # as AutoGPTQ writes them
+        (None, BIASES, 1, ""),
+    ],
+)
+def test_biases_are_those_that_the_config_states(stated, names, value, message, tmp_path):
+    biases = {name: np.full(BIASES[name], value, np.float16) for name in names}
+    tensors = {**tensors_of("LlamaForCausalLM"), **biases}
+    path = folder(tmp_path / "m", "LlamaForCausalLM", tensors, attention_bias=stated)
+    with pytest.raises(CheckpointError, match=message) if message else nullcontext():
+        qgemm.convert(path, tmp_path / "y.gguf", "f16")
 
 
 def test_defaults_of_the_config_class_are_written(tmp_path):

@@ -54,6 +54,13 @@ def test_layers_are_left_out(source, tmp_path):
         assert file.metadata["llama.attention.head_count_kv"].tolist() == [2, 4]
 
 
+def test_layers_of_a_projector_are_not_left_out(tmp_path):
+    tensors = {f"v.blk.{i}.attn_q.weight": normal(2, 32) for i in range(2)}
+    path = model(tmp_path / "p.gguf", tensors, {"general.architecture": "clip"})
+    with pytest.raises(qgemm.QgemmError, match="the layers of a projector feed one"):
+        qgemm.convert(path, tmp_path / "y.gguf", "f16", prune_layers=[0])
+
+
 def test_lists_of_layers():
     assert parse_layers("3,5-7, 6") == (3, 5, 6, 7)
 
@@ -73,7 +80,10 @@ def test_lists_of_layers():
         (("--remove-kv", "nothing"), "there is no such key"),
         (("--prune-layers", "4"), "there is no layer 4 of 4"),
         (("--prune-layers", "0-3"), "no layer would be left"),
-        (("--prune-layers", "3-1"), "is not a list of numbers"),
+        *(
+            (("--prune-layers", text), "is not a list of numbers")
+            for text in ("3-1", "9" * 5000, "0-999999999", "\u0661")
+        ),
     ],
 )
 def test_changes_that_are_refused(run, source, tmp_path, flags, rule):
@@ -107,7 +117,7 @@ def test_sizes_of_shards(size, nbytes):
     assert parse_size(size) == nbytes
 
 
-@pytest.mark.parametrize("size", ["2T", "-1", "0", "x"])
+@pytest.mark.parametrize("size", ["2T", "-1", "0", "x", "9" * 5000, "\u0663M"])
 def test_sizes_that_are_none(run, source, tmp_path, size):
     status, _, err = run("convert", source, tmp_path / "y.gguf", "f32", f"--split-max-size={size}")
     assert (status, "is not a number of bytes" in " ".join(err.split())) == (2, True)

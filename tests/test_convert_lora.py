@@ -148,9 +148,12 @@ def test_token_embedding(base, tmp_path):
         ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa': changes the base"),
         ({"target_parameters": ["x"]}, "target_parameters"),
         ({"key_of_2030": {"a": 1}}, "is not known, and may change the result"),
-        ({"lora_alpha": 0}, "no number but 0"),
-        ({"lora_alpha": "8"}, "no number but 0"),
-        ({"alpha_pattern": {"(": 8}}, "no object with regular expressions"),
+        *(({"lora_alpha": alpha}, "no number of a magnitude") for alpha in (0, "8", True, 1e308, float("nan"), [8])),
+        ({"alpha_pattern": {"q_proj": 1e308}}, "is '1e+308', no number of a magnitude from 1e-09 to 1e+09"),
+        ({"alpha_pattern": {"(": 8}}, "alpha_pattern: '(' is not a regular expression"),
+        ({"alpha_pattern": {r"((\w|\.)+)+X": 8}}, "repeats too much"),
+        ({"alpha_pattern": ["q_proj"]}, "no object with regular expressions"),
+        ({"use_rslora": "no"}, "use_rslora: 'no': is no boolean"),
         ({"alora_invocation_tokens": [-1]}, "are not all numbers of tokens"),
         ({"base_model_name_or_path": "meta/llama"}, "base_model_name_or_path: 'meta/llama': is no folder here; --base"),
     ],
@@ -172,11 +175,12 @@ def test_settings_that_are_refused(base, tmp_path, config, rule):
         (matrices({"model.embed_tokens": (V, E)}), "has no matrices of an embedding"),
         ({f"{PREFIX}model.norm.weight": np.ones(E, np.float32)}, "is no A or B of a LoRA adapter"),
         ({f"{PREFIX}{Q}.lora_magnitude_vector": np.ones(E, np.float32)}, "is no A or B of a LoRA adapter"),
+        (matrices({f"model.{'a.' * 120}q_proj": (E, E)}), "is too long a name to be matched"),
         ({f"{PREFIX}model.visual.q.lora_A.weight": np.ones((4, E), np.float32)}, "holds no matrix"),
     ],
 )
 def test_tensors_that_are_refused(base, tmp_path, tensors, rule):
-    path = adapter(tmp_path / "lora", tensors, base)
+    path = adapter(tmp_path / "lora", tensors, base, alpha_pattern={"k_proj": 8})
     with pytest.raises(CheckpointError, match=re.escape(rule)):
         qgemm.convert(path, tmp_path / "y.gguf", "f16")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -9,6 +11,8 @@ from vision_folders import CLASSES, IMAGE_BREAK, folder, projector, tensors_of
 
 import qgemm
 from qgemm.converter.vision_architectures import PROJECTORS
+from qgemm.converter.vision_projector import VisionPart
+from qgemm.converter.weight import Weight, numbers_of
 from qgemm.errors import QgemmError
 
 QWEN2, QWEN25, QWEN3 = (f"{name}ForConditionalGeneration" for name in ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL"))
@@ -122,6 +126,25 @@ def test_image_settings_of_processor_config(tmp_path):
     stored = projector(path, tmp_path / "y.gguf").metadata["clip.vision.image_std"]
     assert stored.tolist() == [1, 1, 1]
     assert stored.dtype == np.float32
+    folder(path, QWEN2)  # with preprocessor_config.json again
+    metadata = projector(path, tmp_path / "y.gguf").metadata
+    assert metadata["clip.vision.image_std"].tolist() == [1, 1, 1]
+
+
+def test_a_row_of_an_embedding_that_is_read_in_steps(tmp_path):
+    numbers = np.arange(16 * 24, dtype=np.float32)
+
+    def read(start, stop):
+        assert start % 64 == 0
+        assert stop % 64 == 0
+        return numbers[start:stop]
+
+    part = object.__new__(VisionPart)
+    part.folder = str(folder(tmp_path / "m", MISTRAL3))
+    name = "model.embed_tokens.weight"
+    part.source = SimpleNamespace(weights={name: Weight(name, (16, 24), "X", numbers.nbytes, 64, values=read)})
+    row = part._row("[IMG_BREAK]", "v.token_embd.img_break")
+    assert_array_equal(numbers_of(row)(0, 24), numbers.reshape(16, 24)[IMAGE_BREAK])
 
 
 VISION = [  # class, key of vision_config, a value that llama.cpp does not compute with
@@ -160,7 +183,9 @@ def test_values_of_the_model_that_are_refused(name, key, value, tmp_path):
         projector(path, tmp_path / "y.gguf")
 
 
-@pytest.mark.parametrize("images", [{"image_std": [1.0]}, {"rescale_factor": 1.0}, {"do_normalize": False}])
+@pytest.mark.parametrize(
+    "images", [{"image_std": [1.0]}, {"rescale_factor": 1.0}, {"rescale_factor": 1 / 256}, {"do_normalize": False}]
+)
 def test_image_settings_that_are_refused(images, tmp_path):
     path = folder(tmp_path / "m", QWEN2, images=images)
     with pytest.raises(QgemmError, match=f"preprocessor_config.json: {next(iter(images))}: "):

@@ -115,9 +115,9 @@ def test_biases_of_llama_come_back(key, tmp_path):
     assert_same_tensors(source, back)
     assert json.loads((back / "config.json").read_text())[key] is True
     del biases["model.layers.1." + next(iter(rows)) + ".bias"]
-    source = folder(tmp_path / "m", "LlamaForCausalLM", {**tensors_of("LlamaForCausalLM"), **biases}, **{key: True})
+    source = folder(tmp_path / "m", "LlamaForCausalLM", {**tensors_of("LlamaForCausalLM"), **biases})
     qgemm.convert(source, tmp_path / "m.gguf", "f16", force=True)
-    with pytest.raises(CheckpointError, match="bias': is not the one that a LlamaForCausalLM would have"):
+    with pytest.raises(CheckpointError, match=r"bias': is (not the one that a Llama|missing, and attention_bias)"):
         qgemm.convert(tmp_path / "m.gguf", tmp_path / "other", "f16", layout="huggingface")
 
 
@@ -277,3 +277,19 @@ def test_what_becomes_no_folder(refused, tmp_path):
     words = "convert", tmp_path / "x.safetensors", tmp_path / "back"
     assert "is no .gguf file" in refused(*words, "f16", "--layout", "huggingface")
     assert "has tensors of f32, f16, bf16, not of Q8_0" in refused(*words, "q8_0", "--layout", "huggingface", status=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "name"),
+    [
+        ("embedding_length", np.uint64(2**40), "hidden_size"),
+        ("embedding_length", np.float32("nan"), "hidden_size"),
+        ("rope.freq_base", np.float32(-1), "rope_theta"),
+    ],
+)
+def test_values_beyond_the_range_of_a_config(key, value, name, tmp_path):
+    """They are refused before rotary factors are computed, for Llama 3.1's among others."""
+    qgemm.convert(folder(tmp_path / "m", "LlamaForCausalLM"), tmp_path / "m.gguf", "f16")
+    qgemm.set_metadata(tmp_path / "m.gguf", {f"llama.{key}": value})
+    with pytest.raises(CheckpointError, match=rf"{name}: .* is no (count|number)"):
+        qgemm.convert(tmp_path / "m.gguf", tmp_path / "x", "f16", layout="huggingface")

@@ -171,6 +171,44 @@ def test_as_many_groups_as_weights(tmp_path):
 # ---------------------------------------------------------------- numbers
 
 
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        *(({"w.in_sum2": [1.0, 1], "w.counts": [count]}, "a count is negative") for count in (-1, np.nan, np.inf)),
+        ({"w.in_sum2": [1.0, 1], "w.counts": [1], "v.counts": [1]}, r"v\.counts.* no \.in_sum2 beside"),
+        ({"w.in_sum2": [1.0, 1], "v.in_sum2": [1.0, 1], "w.counts": [1]}, r"'v': needs \.in_sum2 and \.counts"),
+    ],
+)
+def test_counts_of_an_importance_matrix(tensors, message, tmp_path):
+    qgemm.write(tmp_path / "i.gguf", {name: np.float32(numbers) for name, numbers in tensors.items()})
+    with pytest.raises(CheckpointError, match=message):
+        read_imatrix(tmp_path / "i.gguf")
+
+
+def test_empty_sums_of_an_importance_matrix(tmp_path):
+    path = tmp_path / "i.gguf"
+    qgemm.write(path, {"w.in_sum2": np.float32([1, 1]), "w.counts": np.float32([1])})
+    shape = b"w.in_sum2" + struct.pack("<I", 1)
+    assert path.read_bytes().count(shape) == 1
+    path.write_bytes(path.read_bytes().replace(shape + struct.pack("<Q", 2), shape + struct.pack("<Q", 0)))
+    with pytest.raises(CheckpointError, match="of type F32, not empty"):
+        read_imatrix(path)
+
+
+def test_entries_of_an_importance_matrix_come_once(tmp_path):
+    entry = struct.pack("<i1s2if", 1, b"w", 1, 1, 1)
+    (tmp_path / "i.dat").write_bytes(struct.pack("<i", 2) + 2 * entry)
+    with pytest.raises(CheckpointError, match=r"i\.dat: 'w': comes twice"):
+        read_imatrix(tmp_path / "i.dat")
+
+
+def test_numbers_of_chunks_beyond_their_key_are_no_origin(tmp_path):
+    """The new file's key is a UINT32."""
+    tensors = {"w.in_sum2": np.float32([1, 1]), "w.counts": np.float32([1])}
+    qgemm.write(tmp_path / "i.gguf", tensors, {"imatrix.chunk_count": np.uint64(2**40)})
+    assert read_imatrix(tmp_path / "i.gguf").origin.chunks == 0
+
+
 def test_what_overflows_warns_nobody(tmp_path):
     """Warnings are errors in tests: sums by counts, doubles as floats, scales times codes."""
     qgemm.write(tmp_path / "i.gguf", {"w.in_sum2": np.float32([3e38, 1]), "w.counts": np.float32([1e-9])})

@@ -17,6 +17,7 @@ from qgemm.converter.rules import Options, candidate_steps, free_weights
 from qgemm.converter.size_choice import Alternative, choose
 from qgemm.converter.size_costs import costs
 from qgemm.converter.sizes import read_recipe, recipe_text
+from qgemm.errors import QgemmError
 from qgemm.files.imatrix import read_imatrix
 from qgemm.files.imatrix_sums import Sensitivities, Sums, SumsFile
 from qgemm.formats import FORMATS
@@ -208,6 +209,17 @@ def test_a_recipe_is_written_and_read(run, source, imatrix, tmp_path):
     assert read_recipe(write(tmp_path / "again.txt", recipe_text(recipe, "again"))) == recipe
 
 
+def test_a_recipe_is_read_at_bounded_cost(tmp_path):
+    """A device without an end, and a line whose spaces a regular expression would try in pairs."""
+    with pytest.raises(QgemmError, match="zero: has more than 16777216 bytes"):
+        read_recipe("/dev/zero")
+    with pytest.raises(QgemmError, match="is not NAME = TYPE"):
+        read_recipe(write(tmp_path / "x.txt", f"a{' ' * 1_000_000}b"))
+    assert read_recipe(write(tmp_path / "x.txt", "a=b=q4_0\n c =d = q8_0")) == {
+        "a=b": qgemm.FORMATS["q4_0"], "c =d": qgemm.FORMATS["q8_0"],
+    }  # fmt: skip
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
@@ -234,6 +246,7 @@ def test_recipes_are_refused_with_their_line(refused, source, tmp_path, text, ru
     [
         ([], "the types come from one of TYPE, --size and --recipe"),
         (["q4_0", "--size", "4bpw"], "the types come from one of TYPE, --size and --recipe"),
+        (["--size", f"{'9' * 5000}bpw"], "is no size: 4.25bpw"),
         (["--size", "small"], "'small' is no size: 4.25bpw, 12GiB, 900MB, or a file type such as q4_k_m"),
         (["q4_0", "--types", "q4_0"], "--objective and --types are for --size"),
         (["--size", "4bpw", "--types", "q9_9"], "there is no format 'q9_9'"),

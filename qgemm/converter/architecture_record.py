@@ -16,7 +16,7 @@ from qgemm.codec.packing import Floats
 
 from .config_rules import Rules
 from .fused_weights import Split
-from .hyperparameters import Config
+from .hyperparameters import ROTARY_SETTINGS, Config
 
 Shapes = Mapping[str, str]  # name in a .gguf file -> shape in letters; names of layers omit "blk.N."
 
@@ -114,7 +114,10 @@ class Architecture(NamedTuple):
         tied = {key: document[key] for key in ("tie_word_embeddings",) if key in document}
         values = {**document, **(document.get("text_config") or {}), **tied}
         renamed = {new: values[old] for old, new in self.aliases.items() if values.get(old) is not None}
-        config = Config(where, {**self.defaults, **renamed, **values})
+        rotary = {key: values.pop(key, None) for key in ROTARY_SETTINGS}
+        if not any(rotary.values()):  # null and {} stand for the default, which may be under either key
+            rotary = {key: self.defaults.get(key) for key in ROTARY_SETTINGS}
+        config = Config(where, {**self.defaults, **renamed, **values, **rotary})
         sizes = ("intermediate_size", "moe_intermediate_size")
         config = config.replaced(**{name: config.one_for_layers(name) for name in sizes})
         return Config(where, {**config.values, **self.derived(config)})

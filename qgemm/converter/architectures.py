@@ -103,7 +103,7 @@ ARCHITECTURES = {
         norms_plus_one=True, defaults=GEMMA2_DEFAULTS, space=False,
     ),
     "GraniteForCausalLM": Architecture(
-        MODEL_ARCH.GRANITE, granite_keys, {**ATTENTION, **BEFORE_FFN}, config_rules.GRANITE,
+        MODEL_ARCH.GRANITE, granite_keys, {**ATTENTION, **BEFORE_FFN}, config_rules.LLAMA,
         rotary_pairs=True, defaults=GRANITE_DEFAULTS,
     ),
     "Olmo2ForCausalLM": Architecture(MODEL_ARCH.OLMO2, common_keys, OLMO2_LAYER, config_rules.OLMO2),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .hyperparameters import Config, rope_kind
+from .hyperparameters import ROTARY_SETTINGS, Config, rope_kind
 
 FULL, WINDOW = "full_attention", "sliding_attention"
 
@@ -142,7 +142,6 @@ GEMMA2: Rules = {
     "hidden_activation": only("gelu_pytorch_tanh"), "attention_bias": OFF, "use_bidirectional_attention": OFF,
     "query_pre_attn_scalar": scale_of_head(256, 46), "layer_types": every(2),
 }  # fmt: skip
-GRANITE: Rules = LLAMA
 INTERNLM3: Rules = {"hidden_act": SILU, "qkv_bias": decided_elsewhere(False), "bias": decided_elsewhere(False)}
 MINICPM: Rules = {
     "hidden_act": SILU, "attention_bias": OFF, "sparse_config": NONE, "mup_denominator": decided_elsewhere(32)
@@ -182,10 +181,9 @@ def _window_by_size(value: Any, config: Config) -> bool:
     return bool(value) == (config.need("num_hidden_layers") == 64)
 
 
-def _same_mscale(value: Any, config: Config) -> bool:
-    """llama.cpp scales scores by mscale_all_dim, and leaves out the share of both in rotary embeddings."""
-    first, second = config.rope.number("mscale"), config.rope.number("mscale_all_dim")
-    return (first or 1) == (second or 1)
+def _mscale_is(mscale: float | None, config: Config) -> bool:
+    """Beside mscale_all_dim, llama.cpp computes with one mscale."""
+    return not config.rope.number("mscale_all_dim") or config.rope.number("mscale") == mscale
 
 
 def _one_base(value: Any, config: Config) -> bool:
@@ -269,7 +267,10 @@ GLM4MOE: Rules = {
 }  # fmt: skip
 DEEPSEEK: Rules = {
     "q_lora_rank": Rule(1536, _whole_queries, "is null in a model of other layers than 26 and 27"),
-    "rope_parameters": Rule(None, _same_mscale, "has mscale other than mscale_all_dim"),
+    "rope_parameters": Rule(
+        None, lambda value, config: _mscale_is(config.rope.number("mscale_all_dim"), config),
+        "has mscale other than mscale_all_dim",
+    ),
     **NO_BIASES, "head_dim": decided_elsewhere(None), "qk_head_dim": decided_elsewhere(192),
 }  # fmt: skip
 
@@ -325,20 +326,21 @@ LINEAR: Rules = {
 QWEN3_NEXT: Rules = {
     **LINEAR, "decoder_sparse_step": only(1), "mlp_only_layers": NONE, "norm_topk_prob": only(True),
 }  # fmt: skip
-QWEN35: Rules = LINEAR
 LFM2: Rules = {"conv_bias": OFF, "layer_types": decided_elsewhere(None), "full_attn_idxs": decided_elsewhere(None)}
 LFM2_MOE: Rules = {
     "conv_bias": OFF, "layer_types": decided_elsewhere(None), "use_expert_bias": only(True),
     "norm_topk_prob": only(True), "routed_scaling_factor": only(1.0),
 }  # fmt: skip
 APERTUS: Rules = {"hidden_act": only("xielu"), "attention_bias": OFF}
-HUNYUAN_MOE: Rules = HUNYUAN
 QWEN_VL: Rules = {**QWEN2, "max_window_layers": decided_elsewhere(80)}
 QWEN3_VL: Rules = {"hidden_act": SILU, "attention_bias": OFF}
 QWEN3_VL_MOE: Rules = {
     **QWEN3_VL, "decoder_sparse_step": only(1), "mlp_only_layers": NONE, "sliding_window": NONE,
 }  # fmt: skip
-MINISTRAL3: Rules = {"hidden_act": SILU, "sliding_window": window_of_context(None)}
+MINISTRAL3: Rules = {
+    "hidden_act": SILU, "sliding_window": window_of_context(None),
+    "rope_parameters": Rule(None, lambda value, config: _mscale_is(1, config), "has mscale other than 1"),
+}  # fmt: skip
 MISTRAL3: Rules = {"hidden_act": SILU, "sliding_window": window_of_context(4096)}
 
 
@@ -375,11 +377,16 @@ def check_rules(config: Config, rules: Rules, read_rotary: tuple[str, ...]) -> N
     CheckpointError names the key and the value.
     """
     check_values(config, rules)
+    first, second = (config.values.get(key) for key in ROTARY_SETTINGS)
+    if first and second and first != second:
+        raise config.refusal(
+            "rope_scaling", second, "is set, and transformers then ignores rope_parameters, which differ"
+        )
     rotary = {"partial_rotary_factor": WHOLE_HEAD, "truncate": only(True), **ROTARY}
     rotary = {key: rule for key, rule in rotary.items() if key not in read_rotary}
     check_values(config, {key: rule for key, rule in rotary.items() if key == "partial_rotary_factor"})
     check_values(config.rope, rotary)
-    windows = config.section("rope_parameters", "rope_scaling").section(WINDOW)
+    windows = config.section(*ROTARY_SETTINGS).section(WINDOW)
     if rope_kind(windows) != "default":
         raise windows.refusal("rope_type", rope_kind(windows), f"is a scaling of {WINDOW}, which llama.cpp lacks")
 

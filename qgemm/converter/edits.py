@@ -87,7 +87,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """Parse numbers of layers, 3,5-7."""
     layers: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part.strip())
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
             raise QgemmError(f"--prune-layers {shown(text)} is not a list of numbers or ranges, such as 3,5-7")
         layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
@@ -96,7 +96,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 def parse_size(size: int | str) -> int:
     """Bytes, or a number and M or G, as gguf-split counts them; 0 for no limit."""
-    match = re.fullmatch(r"(\d+)([MG]?)", str(size))
+    match = re.fullmatch(r"([0-9]{1,15})([MG]?)", str(size))
     if match is None or (size != 0 and not int(match[1])):
         raise QgemmError(f"--split-max-size {shown(str(size))} is not a number of bytes, nor one with M or G")
     return int(match[1]) * {"": 1, "M": 10**6, "G": 10**9}[match[2]]

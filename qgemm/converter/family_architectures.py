@@ -79,7 +79,7 @@ DEEPSEEK = Architecture(
     MODEL_ARCH.DEEPSEEK2, family_keys.deepseek2_keys, LATENT, config_rules.DEEPSEEK2,
     by_layer=lambda config, layer: LATENT_QUERY if config.integer("q_lora_rank") else WHOLE_QUERY,
     split=latent_attention, experts=SHARED, aliases=ROUTED, derived=family_keys.shared_expert,
-    read_rotary=("mscale", "mscale_all_dim"),
+    read_rotary=("mscale", "mscale_all_dim"), defaults={"n_shared_experts": 2},
 )  # fmt: skip
 
 QWEN_VL = Architecture(
@@ -144,7 +144,10 @@ FAMILIES = {
     "Glm4MoeForCausalLM": Architecture(
         MODEL_ARCH.GLM4_MOE, family_keys.glm4moe_keys, {**ATTENTION, "post_attention_norm.weight": "E"},
         config_rules.GLM4MOE, split=joined_experts, experts=CORRECTED, optional={**OPTIONAL, **HEAD_NORMS},
-        aliases=ROUTED, derived=family_keys.shared_expert, defaults={"partial_rotary_factor": 0.5}, read_rotary=PARTIAL,
+        aliases=ROUTED, derived=family_keys.shared_expert, read_rotary=PARTIAL,
+        defaults={
+            "partial_rotary_factor": 0.5, "norm_topk_prob": True, "first_k_dense_replace": 1, "n_shared_experts": 1,
+        },
         roles={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
     ),
     "Starcoder2ForCausalLM": Architecture(
@@ -180,7 +183,8 @@ FAMILIES = {
         MODEL_ARCH.ERNIE4_5_MOE, family_keys.ernie_moe_keys, LAYER, config_rules.ERNIE_MOE, split=joined_experts,
         experts=CORRECTED, aliases={"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
         derived=family_keys.shared_expert,
-        defaults={"rope_theta": 5e5, "moe_layer_interval": 1, "moe_layer_start_index": 1, **TIED},
+        defaults={"rope_theta": 5e5, "moe_layer_interval": 1, "moe_layer_start_index": 1,
+                  "moe_num_shared_experts": 2, **TIED},
     ),
     "Dots1ForCausalLM": Architecture(
         MODEL_ARCH.DOTS1, family_keys.dots1_keys, {**LAYER, **HEAD_NORMS}, config_rules.DOTS1, split=joined_experts,
@@ -188,7 +192,10 @@ FAMILIES = {
     ),
     "DeepseekV2ForCausalLM": DEEPSEEK,
     "DeepseekV3ForCausalLM": DEEPSEEK._replace(
-        keys=family_keys.deepseek3_keys, rules=config_rules.DEEPSEEK3, experts=CORRECTED
+        keys=family_keys.deepseek3_keys, rules=config_rules.DEEPSEEK3, experts=CORRECTED,
+        defaults={
+            "norm_topk_prob": True, "first_k_dense_replace": 3, "n_shared_experts": 1, "n_group": 8, "topk_group": 4,
+        },
     ),
     "PhiForCausalLM": Architecture(
         MODEL_ARCH.PHI2, family_keys.phi_keys, {**with_biases({**PARALLEL, **UP_DOWN})}, config_rules.PHI,
@@ -227,7 +234,7 @@ FAMILIES = {
         numbers={f".act_fn.{name}": f"add_xielu_{name}" for name in ("alpha_n", "alpha_p", "beta", "eps")},
     ),
     "HunYuanMoEV1ForCausalLM": Architecture(
-        MODEL_ARCH.HUNYUAN_MOE, family_keys.hunyuan_moe_keys, {**LAYER, **HEAD_NORMS}, config_rules.HUNYUAN_MOE,
+        MODEL_ARCH.HUNYUAN_MOE, family_keys.hunyuan_moe_keys, {**LAYER, **HEAD_NORMS}, config_rules.HUNYUAN,
         split=joined_experts, experts=SHARED, derived=family_keys.hunyuan_sizes,
     ),
     "Qwen2VLForConditionalGeneration": QWEN_VL,

@@ -61,7 +61,8 @@ def cohere_keys(config: Config, writer: GGUFWriter) -> None:
     longest = config.integer("model_max_length") or config.need("max_position_embeddings")
     layer_norm_keys(config.replaced(max_position_embeddings=longest), writer)
     writer.add_logit_scale(config.need_number("logit_scale"))
-    writer.add_rope_scaling_type(RopeScalingType.NONE)
+    if rope_kind(config.rope) == "default":
+        writer.add_rope_scaling_type(RopeScalingType.NONE)
 
 
 def cohere2_keys(config: Config, writer: GGUFWriter) -> None:
@@ -217,8 +218,8 @@ def deepseek_keys(config: Config, writer: GGUFWriter) -> None:
 
 
 def deepseek2_keys(config: Config, writer: GGUFWriter) -> None:
-    """Write the keys of deepseek 2, whose router's scores are a softmax."""
-    deepseek_keys(config, writer)
+    """Write the keys of deepseek 2, whose router's scores are a softmax; its greedy choice ignores groups."""
+    deepseek_keys(config.replaced(n_group=None), writer)
     writer.add_expert_gating_func(ExpertGatingFuncType.SOFTMAX)
 
 

@@ -190,6 +190,7 @@ GEMMA4 = Architecture(
     space=False,
     renames={".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale"},
     defaults={"tie_word_embeddings": True, "head_dim": 256, "sliding_window": 512, "num_key_value_heads": 4,
+              "hidden_size_per_layer_input": 256,
               "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25,
                                                      "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
 )  # fmt: skip

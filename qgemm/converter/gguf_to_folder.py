@@ -24,6 +24,7 @@ from qgemm.text import names_in_short
 from .architecture_record import Architecture
 from .architectures import ARCHITECTURES
 from .checkpoints.configs import MODEL
+from .config_keys import check_config
 from .folder_classes import INVERSES, NUMBERS, Inverse
 from .folder_tensors import Part, Restorer
 from .hf_folder import Model, config_of, metadata_of
@@ -159,6 +160,7 @@ class _File:
             document[f"{token}_token_id"] = None if number is None else int(number)
         for (key, value), names in self.inverse.optional.items():
             document.setdefault(key, (f"blk.0.{names[0]}" in self.source.weights) == value)
+        check_config(f"{self.where}: as a folder: {MODEL}", document)  # before sizes of arrays depend on it
         if self.architecture in WITH_TRAINED:
             document |= self._long_context()
         elif scaling := self._scaling(document):

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH_NAMES, GGUFType, GGUFValueType, GGUFWriter, get_tensor_name_map
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFType, GGUFValueType, GGUFWriter, get_tensor_name_map
 
 from qgemm.errors import CheckpointError
 from qgemm.files.documents import json_object
@@ -41,6 +41,10 @@ ONE_CHANNEL = ("ssm_conv1d.weight", "shortconv.conv.weight")  # [N, 1, K] that l
 F32 = FORMATS["f32"]
 LAYER_0 = "blk.0."
 ALONE = -1  # number of a tensor that is not stacked
+BIASES_BY_KEY = {  # keys of configs -> the matrices of each layer that have biases
+    **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias"), ("attn_q", "attn_k", "attn_v")),
+    "mlp_bias": ("ffn_up", "ffn_down"),
+}  # fmt: skip
 WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are stored minus one
 
 
@@ -91,8 +95,18 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
         pooling_key(folder, writer)
     model.write_numbers(writer)
     tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture)
-    notes = left_out_notes(model.left_out)
+    notes = [*left_out_notes(model.left_out), *_rotary_notes(config, architecture)]
     return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
+
+
+def _rotary_notes(config: Config, architecture: Architecture) -> list[str]:
+    """The keys of yarn that llama.cpp reads for mistral 3 alone, where they change the result."""
+    usual = {"beta_fast": 32, "beta_slow": 1}
+    rope = config.rope
+    if rope_kind(rope) != "yarn" or architecture.kind == MODEL_ARCH.MISTRAL3:
+        return []
+    changed = [key for key, value in usual.items() if rope.number(key) not in (None, value)]
+    return [f"{key} of yarn is {rope.value(key)}; llama.cpp computes with {usual[key]}" for key in changed]
 
 
 class Model:
@@ -250,6 +264,18 @@ class Model:
                 raise self.refusal(name, "is missing")
             if weights[name].shape != shape:
                 raise self.refusal(name, f"has shape {weights[name].shape}, {shape} by the config")
+        self._check_biases(weights)
+
+    def _check_biases(self, weights: Mapping[str, Weight]) -> None:
+        """Refuse biases that the config denies, unless they are zeros, and missing ones that it promises."""
+        for key, names in BIASES_BY_KEY.items():
+            stated = self.config.values.get(key) if key in self.architecture.rules else None
+            for stem in (f"blk.{layer}.{name}" for layer in range(self.layers) for name in names):
+                bias = weights.get(f"{stem}.bias")
+                if stated is True and bias is None and f"{stem}.weight" in weights:
+                    raise self.refusal(f"{stem}.bias", f"is missing, and {key} of the config is true")
+                if stated is False and bias is not None and numbers_of(bias)(0, bias.size).any():
+                    raise self.refusal(f"{stem}.bias", f"is there, and {key} of the config is false")
 
     def expected(self, weights: Container[str]) -> Iterator[tuple[str, str]]:
         """The tensors of the model, each with its shape in letters.

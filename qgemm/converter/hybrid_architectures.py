@@ -180,7 +180,7 @@ QWEN3_NEXT = Architecture(
     defaults={"partial_rotary_factor": 0.25},
 )  # fmt: skip
 QWEN35 = QWEN3_NEXT._replace(
-    kind=MODEL_ARCH.QWEN35, keys=qwen35_keys, rules=config_rules.QWEN35, split=interleaved_values, by_layer=_qwen35,
+    kind=MODEL_ARCH.QWEN35, keys=qwen35_keys, rules=config_rules.LINEAR, split=interleaved_values, by_layer=_qwen35,
     defaults={"partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]},
 )  # fmt: skip
 QWEN35_MOE = QWEN35._replace(
@@ -203,6 +203,7 @@ HYBRIDS = {
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2._replace(
         kind=MODEL_ARCH.LFM2MOE, keys=lfm2moe_keys, rules=config_rules.LFM2_MOE, derived=lambda config: {},
+        defaults={**LFM2.defaults, "num_dense_layers": 2},
         experts={**EXPERTS, "exp_probs_b.bias": "X"},
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log, pi, sqrt
+from math import isclose, log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from qgemm.errors import CheckpointError
 from qgemm.files.paths import shown
 
 OLD_KINDS = {"su": "longrope", "mrope": "default"}  # Qwen 2 VL's kind has sections, which are a key of their own
+ROTARY_SETTINGS = ("rope_parameters", "rope_scaling")  # the objects that transformers 5 and 4 write
 WITH_FACTORS = ("llama3", "longrope", "proportional")  # kinds of rotary scaling that add tensors
 
 
@@ -68,7 +69,7 @@ class Config:
 
     def section(self, *names: str) -> Config:
         """An object within this one, empty where absent."""
-        name = next((name for name in names if self.values.get(name) is not None), names[0])
+        name = next((name for name in names if self.values.get(name)), names[0])
         return Config(f"{self.where}: {name}", self.values.get(name) or {})
 
     def replaced(self, **values: Any) -> Config:
@@ -87,13 +88,13 @@ class Config:
     @property
     def rope(self) -> Config:
         """The rotary embedding's settings; those of layers with full attention where layers differ."""
-        rope = self.section("rope_parameters", "rope_scaling")
+        rope = self.section(*ROTARY_SETTINGS)
         return rope.section("full_attention") if "full_attention" in rope.values else rope
 
     @property
     def rope_of_windows(self) -> float | None:
         """The rotary base of layers with a sliding window, None where it is the same."""
-        rope = self.section("rope_parameters", "rope_scaling").section("sliding_attention")
+        rope = self.section(*ROTARY_SETTINGS).section("sliding_attention")
         return rope.number("rope_theta") or self.number("rope_local_base_freq")
 
 
@@ -149,6 +150,9 @@ def rope_keys(config: Config, writer: GGUFWriter) -> None:
             value = rope.number(name)
             if value is not None:
                 add(value)
+        factor, usual = rope.number("attention_factor"), usual_attention_factor(rope)
+        if factor is not None and not isclose(factor, usual, rel_tol=1e-6):
+            writer.add_rope_scaling_attn_factors(factor / usual)  # llama.cpp replaces yarn_attn_factor by the usual one
     elif kind != "default" and kind not in WITH_FACTORS:
         raise rope.refusal("rope_type", kind, "is a scaling of rotary embeddings that is not known")
 
@@ -157,6 +161,13 @@ def rope_kind(rope: Config) -> str:
     """The kind of rotary scaling: "default", "linear", "yarn", "llama3", "longrope" or another word."""
     kind = str(rope.value("rope_type", "type") or "default").lower()
     return OLD_KINDS.get(kind, kind)
+
+
+def usual_attention_factor(rope: Config) -> float:
+    """The factor of rotated queries and keys that yarn has unless the config gives another."""
+    stretch = 0.1 * log(max(rope.need_number("factor"), 1.0))
+    first, second = rope.number("mscale"), rope.number("mscale_all_dim")
+    return (1 + first * stretch) / (1 + second * stretch) if first and second else 1 + stretch
 
 
 def llama3_factors(config: Config) -> dict[str, Floats]:

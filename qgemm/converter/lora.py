@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import isfinite, lcm, sqrt
+from math import lcm, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from qgemm.files.documents import json_object
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 
 from .architecture_record import letters
+from .checkpoints.modules import LONGEST_NAME, check_expression
 from .hf_folder import ALONE, Model, metadata_of, model_config
 from .hf_names import LAYER_NUMBER, LEFT_OUT, NUMBERED, OUTPUT, left_out_notes
 from .weight import Source, Weight, numbers_of
@@ -58,6 +59,7 @@ REASONS = {  # key -> why any value but null, false and empty is refused; so is 
     "target_parameters": "is not read; adapters of linear modules and of the token embedding are",
     "use_qalora": "QA-LoRA averages columns of x before A",
 }
+ALPHAS = 1e-9, 1e9  # magnitudes whose ratios, times numbers of a matrix, float32 holds
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_weights that leave the base as it is
 
 
@@ -92,10 +94,13 @@ class Settings(NamedTuple):
     def scale(self, module: str, rank: int) -> float:
         """The alpha that gives a module its scale, alpha / rank."""
         patterns = self.values.get("alpha_pattern") or {}
+        if patterns and len(module) > LONGEST_NAME:
+            raise self.refusal("alpha_pattern", f"{shown(module)} is too long a name to be matched")
         alphas = (patterns[key] for key in patterns if re.match(rf"(.*\.)?({key})$", module))
         alpha: Any = next(alphas, self.values.get("lora_alpha"))
-        if type(alpha) not in (int, float) or not isfinite(alpha) or not alpha:
-            raise self.refusal("lora_alpha", f"the alpha of {shown(module)} is {shown(str(alpha))}, no number but 0")
+        if type(alpha) not in (int, float) or not ALPHAS[0] <= abs(alpha) <= ALPHAS[1]:
+            numbers = f"no number of a magnitude from {ALPHAS[0]:g} to {ALPHAS[1]:g}"
+            raise self.refusal("lora_alpha", f"the alpha of {shown(module)} is {shown(str(alpha))}, {numbers}")
         return float(alpha) * (sqrt(rank) if self.values.get("use_rslora") else 1.0)
 
 
@@ -111,14 +116,13 @@ def read_settings(folder: str) -> Settings:
     if settings.values.get("init_lora_weights", True) not in INITIAL:
         rule = "changes the base as well; save the adapter with path_initial_model_for_weight_conversion"
         raise settings.refusal("init_lora_weights", rule)
+    if type(settings.values.get("use_rslora") or False) is not bool:
+        raise settings.refusal("use_rslora", "is no boolean")
     patterns = settings.values.get("alpha_pattern") or {}
-    try:
-        for pattern in patterns:
-            re.compile(pattern)
-    except (re.error, TypeError) as error:
-        raise settings.refusal("alpha_pattern", f"is no object with regular expressions: {error}") from None
     if not isinstance(patterns, dict):
-        raise settings.refusal("alpha_pattern", "is no object")
+        raise settings.refusal("alpha_pattern", "is no object with regular expressions")
+    for pattern in patterns:
+        check_expression(pattern, f"{settings.where}: alpha_pattern")
     return settings
 
 

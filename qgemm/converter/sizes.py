@@ -37,8 +37,8 @@ UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "k": 1 << 10,
     "m": 1 << 20, "g": 1 << 30,
 }  # fmt: skip
-SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(bpw|[kmg]i?b?|b)?", re.IGNORECASE)
-ENTRY = re.compile(r"(.+?) *= *(\S+)")
+SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *(bpw|[kmg]i?b?|b)?", re.IGNORECASE)
+LONGEST_RECIPE = 1 << 24  # bytes
 
 
 class SizePlan(NamedTuple):
@@ -204,18 +204,20 @@ def read_recipe(path: PathLike) -> dict[str, Format]:
     """The types of a recipe; QgemmError, with the line, for anything but NAME = TYPE, comments (#) and empty lines."""
     where = shown_path(path_string(path))
     with open(path_string(path), "rb") as file:
-        lines = file.read().decode("utf-8", "replace").splitlines()
+        raw = file.read(LONGEST_RECIPE + 1)
+    if len(raw) > LONGEST_RECIPE:
+        raise QgemmError(f"{where}: has more than {LONGEST_RECIPE} bytes, which no recipe needs")
     recipe: dict[str, Format] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
+    for number, line in enumerate(map(str.strip, raw.decode("utf-8", "replace").splitlines()), 1):
+        if not line or line.startswith("#"):
             continue
-        match = ENTRY.fullmatch(line.strip())
-        if match is None:
-            raise QgemmError(f"{where}:{number}: {shown(line.strip())} is not NAME = TYPE")
-        if match[1] in recipe:
-            raise QgemmError(f"{where}:{number}: {shown(match[1])} has a type already")
+        name, kind = (part.strip() for part in line.rpartition("=")[::2])
+        if not name or not kind:
+            raise QgemmError(f"{where}:{number}: {shown(line)} is not NAME = TYPE")
+        if name in recipe:
+            raise QgemmError(f"{where}:{number}: {shown(name)} has a type already")
         try:
-            recipe[match[1]] = one_format(match[2])
+            recipe[name] = one_format(kind)
         except QgemmError as error:
             raise QgemmError(f"{where}:{number}: {error}") from None
     return recipe

@@ -116,21 +116,27 @@ def _read_gguf(path: str) -> tuple[dict[str, Importance], Origin]:
     importances: dict[str, Importance] = {}
     file = open_gguf(path, copy=True)  # closed with the last reference to its tensors
     for name in file:
+        if name.endswith(COUNTS) and name.removesuffix(COUNTS) + SUMS not in file:
+            raise CheckpointError(f"{shown_path(path)}: {shown(name)}: there is no {SUMS} beside these counts")
         if not name.endswith(SUMS):
             continue
         tensor = name.removesuffix(SUMS)
         sums, counts = file[name], file.get(tensor + COUNTS)
-        if counts is None or {str(sums.format), str(counts.format)} != {"F32"} or sums.ndim > 2:
-            raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: needs {SUMS} and {COUNTS} of type F32")
+        if counts is None or {str(sums.format), str(counts.format)} != {"F32"} or sums.ndim > 2 or 0 in sums.shape:
+            raise CheckpointError(
+                f"{shown_path(path)}: {shown(tensor)}: needs {SUMS} and {COUNTS} of type F32, not empty"
+            )
         rows, expert_calls = sums.nbytes // 4 // sums.shape[-1], counts.read(0, counts.nbytes // 4)
         if rows != len(expert_calls):
             raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: {rows} sums, {len(expert_calls)} counts")
+        if not (np.isfinite(expert_calls) & (expert_calls >= 0)).all():
+            raise CheckpointError(f"{shown_path(path)}: {shown(tensor)}: a count is negative or not finite")
         importances[tensor] = Importance((rows, sums.shape[-1]), _means(sums.read, expert_calls, sums.shape[-1]))
     if not importances:
         raise CheckpointError(f"{shown_path(path)}: is no importance matrix: it has no tensor NAME{SUMS}")
     datasets, chunks = (file.metadata.get(key) for key in (DATASETS, CHUNKS))
     dataset = datasets[0] if isinstance(datasets, list) and datasets else ""
-    return importances, Origin(path, dataset, int(chunks) if isinstance(chunks, np.integer) else 0)
+    return importances, Origin(path, dataset, int(chunks) if isinstance(chunks, np.integer) and chunks < 2**32 else 0)
 
 
 def _means(sums: Read, expert_calls: Floats, k: int) -> Read:
@@ -176,6 +182,8 @@ def _read_legacy(file: RegularFile) -> tuple[dict[str, Importance], Origin]:
             name = raw.decode("utf-8")
         except UnicodeDecodeError:
             raise CheckpointError(f"{where}: {shown(raw)}: the name is not UTF-8") from None
+        if name in importances:
+            raise CheckpointError(f"{where}: {shown(name)}: comes twice")
         calls, count = integer(), integer()
         importances[name] = Importance((count,), means(skip(4 * count), calls))
     if not importances:

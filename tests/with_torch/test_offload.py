@@ -279,3 +279,21 @@ def test_a_checkpoint_of_another_format_is_refused(places, checkpoint):
         accelerate.load_checkpoint_and_dispatch(
             other, str(folder / "model.bin"), MAPS[places], offload_folder=str(folder / "disk")
         )
+
+
+@pytest.mark.parametrize("state", ["iq4_nl 128 128", "q4_0 64 256"])
+@pytest.mark.parametrize("disk_first", [False, True])
+def test_a_description_is_compared_in_either_order(disk_first, state, tmp_path):
+    """Some releases of accelerate write it to the disk before they look for its layer."""
+    model, name = empty_model(down="q4_0"), "down._extra_state"
+    tensor = torch.tensor(list(state.encode()), dtype=torch.uint8)
+
+    def steps():
+        if disk_first:
+            adapter.modeling.offload_weight(tensor, name, str(tmp_path), index={})
+        adapter.modeling.set_module_tensor_to_device(model, name, "meta")
+        if not disk_first:
+            adapter.modeling.offload_weight(tensor, name, str(tmp_path), index={})
+
+    with adapter.patch(), pytest.raises(qgemm.UnsupportedError, match=f"down: .* packed weight '{state}'"):
+        steps()

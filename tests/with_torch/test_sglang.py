@@ -77,6 +77,8 @@ def test_the_functions_multiply_by_packed_weights_and_leave_bytes_to_sglang(hook
     rows = hooks.rows(table, index, layer.qweight, 7, w.shape[1], dtype=torch.float32)
     assert rows.equal(torch.from_numpy(w.dequantize()[[[1, 39]]]))
     assert hooks.rows(table, index, raw(w), 7, w.shape[1]) == "SGLang's own"
+    arguments = index, raw(w), 7, w.shape[1], torch.float16
+    assert hooks.rows(lambda *own: own, *arguments) == arguments
     assert layer.qweight.tensor_shape == (40, w.shape[1])  # read by SGLang's embedding
 
 
@@ -122,7 +124,8 @@ def test_rows_of_q_and_k_are_in_the_order_of_sglang(hooks, monkeypatch, kind, ro
     q, up = "model.layers.1.self_attn.q_proj.qweight", "model.layers.1.mlp.up_proj.qweight"
     k, number = "model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.q_proj.qweight_type"
     tensor = torch.arange(16).reshape(8, 2)
-    loader.tensors = [(q, tensor), (k, tensor[:4]), (up, tensor), (number, torch.tensor(2))]
+    bias = "model.layers.1.self_attn.q_proj.bias"
+    loader.tensors = [(q, tensor), (k, tensor[:4]), (up, tensor), (number, torch.tensor(2)), (bias, tensor[:, 0])]
     config = SimpleNamespace(hf_config=SimpleNamespace(model_type=kind, num_attention_heads=2, num_key_value_heads=1))
     load = sglang_like.GGUFModelLoader.load_model
     hooks.load_model(load, loader, model_config=config, device_config=None)
@@ -132,6 +135,7 @@ def test_rows_of_q_and_k_are_in_the_order_of_sglang(hooks, monkeypatch, kind, ro
     assert model.loaded[k].equal(tensor[rows[:4]])
     assert model.loaded[up].equal(tensor)
     assert model.loaded[number] == 2
+    assert model.loaded[bias].equal(tensor[rows, 0])
 
 
 def test_gate_and_up_of_two_types_are_refused_before_loading(hooks):

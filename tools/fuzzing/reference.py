@@ -204,14 +204,20 @@ def imatrix(files: Files, main: str) -> None:
         if raw.startswith(b"GGUF"):
             tensors = gguf(files, main)
             for name, (kind, shape, data) in tensors.items():
+                need(
+                    not name.endswith(".counts") or name.removesuffix(".counts") + ".in_sum2" in tensors, "counts alone"
+                )
                 if not name.endswith(".in_sum2"):
                     continue
                 other = tensors.get(name.removesuffix(".in_sum2") + ".counts")
-                need(other is not None and kind == other[0] == F32 and len(shape) <= 2, "sums and counts")
+                need(
+                    other is not None and kind == other[0] == F32 and len(shape) <= 2 and all(shape), "sums and counts"
+                )
                 assert other is not None
                 sums = np.frombuffer(data, "<f4").reshape(-1, shape[-1])
                 counts = np.frombuffer(other[2], "<f4")
                 need(len(counts) == len(sums), "as many counts as sums")
+                need(np.isfinite(counts).all() and (counts >= 0).all(), "not a count")
                 means[name] = np.array(
                     [s / c if c > 0 else np.ones_like(s) for s, c in zip(sums, counts, strict=True)], np.float32
                 )
@@ -219,6 +225,7 @@ def imatrix(files: Files, main: str) -> None:
             cursor = Cursor(raw)
             for _ in range(cursor.number("<i")):
                 name = utf8(cursor.take(cursor.number("<i")))
+                need(name not in means, "a name twice")
                 calls, count = cursor.number("<i"), cursor.number("<i")
                 means[name] = np.frombuffer(cursor.take(4 * count), "<f4") / np.float32(max(calls, 1))
         need(means, "no entries")

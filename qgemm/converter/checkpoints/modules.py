@@ -36,7 +36,7 @@ class Modules(NamedTuple):
             raise CheckpointError(f"{where}: {shown(str(entries))} is not a list of names of modules")
         expressions = tuple(entry.removeprefix(EXPRESSION) for entry in entries if entry.startswith(EXPRESSION))
         for expression in expressions:
-            _check(expression, where)
+            check_expression(expression, where)
         names = frozenset(entry for entry in entries if not entry.startswith(EXPRESSION))
         return cls(names - {*CLASSES}, expressions, any(entry in CLASSES for entry in entries))
 
@@ -47,8 +47,8 @@ class Modules(NamedTuple):
         return len(module) <= LONGEST_NAME and any(re.match(expression, module) for expression in self.expressions)
 
 
-def _check(expression: str, where: str) -> None:
-    """Refuse an invalid expression, and one whose matching may be slow."""
+def check_expression(expression: str, where: str) -> None:
+    """Refuse an invalid expression, and one whose matching may be slow; match no name above LONGEST_NAME with it."""
     bare = ESCAPED.sub("_", expression)
     if len(expression) > LONGEST or len(REPEAT.findall(bare)) > REPEATS or REPEATED_GROUP.search(bare):
         raise CheckpointError(f"{where}: the expression {shown(expression)} repeats too much")
