@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from text_models import TEXT, folder_of, mixture, tiny_llama
 from torch_layers import torch
-from torch_models import transformers
+from torch_models import random_model, transformers
 
 import qgemm
 from qgemm.evaluation import imatrix, models
@@ -135,6 +135,20 @@ def test_the_sensitivity_is_the_mean_square_of_gradients(folder, tmp_path):
     assert file.sums.keys() == sums.keys()
     for name, entry in file.sums.items():
         np.testing.assert_allclose(entry.gradients, sums[name], 1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_lookups_are_gradients_of_rows_of_the_table(kind, tmp_path):
+    """Gemma multiplies its rows by a number, which an error of a row passes too. Every token is another row."""
+    model = random_model(kind)
+    text_model = models.TextModel("model", model, None, kind)
+    imatrix.collect(text_model, [np.arange(3, 35)], tmp_path / "out.gguf", SumsFile(), sensitivity=True)
+    table = model.get_input_embeddings().weight.requires_grad_()
+    logits = model(input_ids=torch.arange(3, 35)[None]).logits[0]
+    labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+    expected = table.grad.square().mean(-1).sum().item()
+    assert read_sums(tmp_path / "out.gguf").lookups == pytest.approx(expected, 1e-3)
 
 
 def test_an_interrupted_run_is_continued(folder, tmp_path, run, refused, monkeypatch):
