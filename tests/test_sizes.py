@@ -81,6 +81,12 @@ def test_a_type_that_saves_bytes_and_costs_no_more_is_chosen():
     assert [choose(tensors, nbytes).indices for nbytes in (1, 2, 3, 4)] == [[0], [1], [1], [2]]
 
 
+def test_a_large_tensor_is_upgraded_though_another_gains_more():
+    """The other upgrade saves 6 within 4 bytes, that of the large tensor 13 within 10; both do not fit."""
+    tensors = [[Alternative(1, 6.0), Alternative(5, 0.0)], [Alternative(10, 13.0), Alternative(20, 0.0)]]
+    assert [choose(tensors, nbytes).indices for nbytes in (20, 22, 25)] == [[1, 0], [0, 1], [1, 1]]
+
+
 def test_the_bound_has_the_part_of_an_upgrade_that_fits():
     """Half of an upgrade fits, so half of its saving is in the bound."""
     choice = choose([[Alternative(1, 8.0), Alternative(5, 0.0)], [Alternative(1, 1.0)]], 4)
