@@ -1,8 +1,8 @@
 """Measure an importance matrix: sums of squared inputs of every matrix over the chunks of a text.
 
 Chunks, names and sums are those of llama-imatrix: the matrices of layers, and on request the output matrix. The
-sensitivity of a matrix is the mean square of the gradients of its outputs. Labels are drawn from the model's own
-predictions, so that its expectation is a diagonal of the Hessian of the KL divergence.
+sensitivity of a column is its mean Fisher information. Labels are drawn from the model's own predictions, so that its
+expectation is the diagonal of the Hessian of the KL divergence.
 """
 
 from __future__ import annotations
