@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qgemm
+from benchmarks import off_grid
 from qgemm.converter.api import open_for_conversion
 from qgemm.converter.rules import Options, candidate_steps, free_weights
 from qgemm.converter.size_choice import Alternative, choose
@@ -246,3 +247,18 @@ def test_usage_errors(refused, source, tmp_path, words, rule):
 def test_an_objective_without_sensitivities_is_refused(refused, source, tmp_path):
     words = ["convert", source, tmp_path / "x.gguf", "--size", "4.5bpw", "--objective", "kl"]
     assert "--objective kl needs sensitivities" in refused(*words)
+
+
+def test_moved_weights_are_within_half_a_step(tmp_path):
+    """They are those of a model that the type would round to the same codes with the same scales."""
+    w = np.random.default_rng(0).standard_normal((8, 64), np.float32)
+    tensors = {"blk.0.attn_q.weight": qgemm.quantize(w, "q4_1"), "blk.0.attn_norm.weight": w[0]}
+    qgemm.write(tmp_path / "m.gguf", tensors, {"general.architecture": "llama", "general.file_type": np.uint32(3)})
+    off_grid.main(str(tmp_path / "m.gguf"), str(tmp_path / "moved.gguf"))
+    with qgemm.open(tmp_path / "m.gguf") as before, qgemm.open(tmp_path / "moved.gguf") as after:
+        old, new = (model["blk.0.attn_q.weight"] for model in (before, after))
+        steps = np.repeat(old.blocks["d"].astype(np.float32).reshape(8, 2), 32, axis=1)
+        moves = np.abs(new.dequantize() - old.dequantize())
+        assert 0.4 < (moves / steps).max() <= 0.5 + 1e-3
+        np.testing.assert_array_equal(after["blk.0.attn_norm.weight"].dequantize(), w[0])
+        assert after.metadata["general.file_type"] == 0
