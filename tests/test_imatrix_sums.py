@@ -18,12 +18,12 @@ from qgemm.files.imatrix_sums import Sums, SumsFile, read_sensitivities, read_su
 NAMES = ("blk.0.attn_q.weight", "blk.1.attn_q.weight", "blk.1.ffn_up_exps.weight")
 
 
-def sums_of(name, seed, gradients=True):
+def sums_of(name, seed, fisher=True):
     rng = np.random.default_rng(seed)
     experts = 4 if "exps" in name else 1
     tokens = rng.integers(1, 100, experts).astype(np.float64)
     squares = rng.random((experts, 64)) * tokens[:, None]
-    return Sums(squares, tokens, rng.random(experts) if gradients else None)
+    return Sums(squares, tokens, rng.random((experts, 64)) if fisher else None)
 
 
 def file_of(seed, **options):
@@ -39,10 +39,10 @@ def assert_equal_sums(sums, expected):
                 np.testing.assert_allclose(values, others, 1e-6)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
-def test_a_file_is_read_back_as_llama_cpp_lays_it_out(tmp_path, gradients):
+@pytest.mark.parametrize("fisher", [False, True])
+def test_a_file_is_read_back_as_llama_cpp_lays_it_out(tmp_path, fisher):
     """Names, shapes and keys are those of llama-imatrix; the converter reads the means."""
-    file = file_of(1, gradients=gradients)
+    file = file_of(1, fisher=fisher)
     file.write(tmp_path / "x.gguf")
     assert_equal_sums(read_sums(tmp_path / "x.gguf").sums, file.sums)
     with qgemm.open(tmp_path / "x.gguf") as stored:
@@ -57,8 +57,8 @@ def test_a_file_is_read_back_as_llama_cpp_lays_it_out(tmp_path, gradients):
 
 def test_merging_adds_sums(run, tmp_path):
     """As one run over both texts; a sensitivity that only one file has is dropped."""
-    for seed, gradients in ((0, True), (1, True), (2, False)):
-        file_of(seed, gradients=gradients).write(tmp_path / f"{seed}.gguf")
+    for seed, fisher in ((0, True), (1, True), (2, False)):
+        file_of(seed, fisher=fisher).write(tmp_path / f"{seed}.gguf")
     words = [word for seed in (0, 1) for word in ("--in-file", tmp_path / f"{seed}.gguf")]
     assert run("imatrix", *words, "-o", tmp_path / "out.gguf")[0] == 0
     merged, expected = read_sums(tmp_path / "out.gguf"), file_of(0)
@@ -68,7 +68,7 @@ def test_merging_adds_sums(run, tmp_path):
     assert_equal_sums(merged.sums, expected.sums)
     assert (merged.datasets, merged.chunks) == (["text 0", "text 1"], 3)
     run("imatrix", *words, "--in-file", tmp_path / "2.gguf", "-o", tmp_path / "out.gguf", "--force")
-    assert all(sums.gradients is None for sums in read_sums(tmp_path / "out.gguf").sums.values())
+    assert all(sums.fisher is None for sums in read_sums(tmp_path / "out.gguf").sums.values())
     run("imatrix", *words, *words, "-o", tmp_path / "out.gguf", "--force")
     assert read_sums(tmp_path / "out.gguf").datasets == ["text 0", "text 1"]
 
@@ -85,14 +85,11 @@ def test_an_expert_without_a_token_keeps_its_place(tmp_path):
 
 
 def test_sensitivities_are_those_of_a_token_of_the_text(tmp_path):
-    """Gradients are divided by all tokens, so that a rare expert's matrix counts less."""
-    common, rare = (Sums(np.ones((1, 64)), np.array([tokens]), np.array([8.0])) for tokens in (16.0, 2.0))
+    """Sums are divided by all tokens, so that a rare expert's matrix counts less."""
+    common, rare = (Sums(np.ones((1, 64)), np.array([tokens]), np.full((1, 64), 8.0)) for tokens in (16.0, 2.0))
     SumsFile({NAMES[0]: common, NAMES[1]: rare}, ["text"], 1, lookups=4.0).write(tmp_path / "x.gguf")
     sensitivities = read_sensitivities(tmp_path / "x.gguf")
-    assert {name: factors.tolist() for name, factors in sensitivities.factors.items()} == {
-        NAMES[0]: [0.5],
-        NAMES[1]: [0.5],
-    }
+    assert {name: set(fisher[0]) for name, fisher in sensitivities.fisher.items()} == {NAMES[0]: {0.5}, NAMES[1]: {0.5}}
     assert sensitivities.lookups == 0.25
 
 
@@ -110,13 +107,13 @@ def test_a_file_of_the_old_kind_is_merged(tmp_path):
 @pytest.mark.parametrize("first", ["old", "new"])
 def test_experts_of_the_old_kind_are_merged(first):
     """The old kind has the means of all experts in one row, and one number of tokens."""
-    old = SumsFile({NAMES[2]: Sums(np.arange(256.0)[None], np.full(1, 512.0), np.ones(1))})
-    new = SumsFile({NAMES[2]: Sums(np.ones((4, 64)), np.array([1.0, 2, 3, 0]), np.ones(4))})
+    old = SumsFile({NAMES[2]: Sums(np.arange(256.0)[None], np.full(1, 512.0))})
+    new = SumsFile({NAMES[2]: Sums(np.ones((4, 64)), np.array([1.0, 2, 3, 0]), np.ones((4, 64)))})
     file, other = (old, new) if first == "old" else (new, old)
     file.merge(other, "x")
     sums = file.sums[NAMES[2]]
     np.testing.assert_array_equal(sums.squares, np.arange(256.0).reshape(4, 64) + 1)
-    assert (sums.tokens.tolist(), sums.gradients) == ([513, 514, 515, 512], None)
+    assert (sums.tokens.tolist(), sums.fisher) == ([513, 514, 515, 512], None)
 
 
 def test_sums_of_another_shape_are_refused(refused, tmp_path):
@@ -131,7 +128,7 @@ def test_statistics(run, tmp_path):
     """A column alone has all of the sum: no entropy. Equal columns have all of it."""
     alone, equal = np.zeros((1, 64)), np.ones((1, 64))
     alone[0, 3] = 128
-    file = SumsFile({NAMES[0]: Sums(alone, np.full(1, 2.0)), NAMES[1]: Sums(equal, np.full(1, 2.0), np.ones(1))})
+    file = SumsFile({NAMES[0]: Sums(alone, np.full(1, 2.0)), NAMES[1]: Sums(equal, np.full(1, 2.0), equal / 2)})
     file.write(tmp_path / "x.gguf")
     first, second = json.loads(run("imatrix", "--in-file", tmp_path / "x.gguf", "--show", "--json")[1])["tensors"]
     assert (first["name"], first["total"], first["active"], first["entropy"]) == (NAMES[0], 64, 1 / 64, 0)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qgemm
+from benchmarks import off_grid
 from qgemm.converter import sizes
 from qgemm.converter.api import open_for_conversion
 from qgemm.converter.rules import Options, candidate_steps, free_weights
@@ -45,7 +46,9 @@ def imatrix(tmp_path):
     rng = np.random.default_rng(1)
     sums = {
         name: Sums(
-            rng.random((1, shape[1])) * 100, np.full(1, 100.0), np.full(1, 1e6 if name == "blk.0.attn_q.weight" else 1)
+            rng.random((1, shape[1])) * 100,
+            np.full(1, 100.0),
+            np.full((1, shape[1]), 1e6 if name == "blk.0.attn_q.weight" else 1),
         )
         for name, shape in SHAPES.items()
         if len(shape) > 1
@@ -83,6 +86,12 @@ def test_a_type_that_saves_bytes_and_costs_no_more_is_chosen():
     assert [choose(tensors, nbytes).indices for nbytes in (1, 2, 3, 4)] == [[0], [1], [1], [2]]
 
 
+def test_a_large_tensor_is_upgraded_though_another_gains_more():
+    """The other upgrade saves 6 within 4 bytes, that of the large tensor 13 within 10; both do not fit."""
+    tensors = [[Alternative(1, 6.0), Alternative(5, 0.0)], [Alternative(10, 13.0), Alternative(20, 0.0)]]
+    assert [choose(tensors, nbytes).indices for nbytes in (20, 22, 25)] == [[1, 0], [0, 1], [1, 1]]
+
+
 def test_the_bound_has_the_part_of_an_upgrade_that_fits():
     """Half of an upgrade fits, so half of its saving is in the bound."""
     choice = choose([[Alternative(1, 8.0), Alternative(5, 0.0)], [Alternative(1, 1.0)]], 4)
@@ -97,45 +106,47 @@ def test_measured_rows_stand_for_the_whole_tensor(tmp_path):
     with open_for_conversion(tmp_path / "m.gguf") as opened:
         (weight,) = free_weights(opened, options)
         candidates = {weight.name: candidate_steps(weight, [fmt], options)}
-        factors = Sensitivities({weight.name: np.ones(1)})
-        measured = costs(candidates, options, "kl", factors)[weight.name][0].cost
+        sensitivities = Sensitivities({weight.name: np.ones((1, 64))})
+        measured = costs(candidates, options, "kl", sensitivities)[weight.name][0].cost
     assert measured == pytest.approx(np.square(qgemm.quantize(w, fmt).dequantize() - w).sum() / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("objective", ["mse", "kl"])
 def test_costs_are_those_of_the_decoded_tensors(source, imatrix, objective):
     """Tensors of few rows are measured whole, by the formulas of the module."""
-    importances, factors = read_imatrix(imatrix), {name: np.array([0.25]) for name in SHAPES}
+    importances = read_imatrix(imatrix)
+    fisher = {name: np.linspace(0, 1, shape[-1])[None] for name, shape in SHAPES.items()}
     options = Options(FORMATS["q4_0"], importance=importances)
     formats = [FORMATS[name] for name in ("q4_0", "q8_0", "q4_k", "f16")]
     with open_for_conversion(source) as opened, qgemm.open(source) as tensors:
         weights = [weight for weight in free_weights(opened, options) if weight.shape[0] <= 32]
         candidates = {weight.name: candidate_steps(weight, formats, options) for weight in weights}
         assert [str(step.format) for step in candidates["blk.1.attn_k.weight"]] == ["Q4_0", "Q8_0", "F16"]
-        measured = costs(candidates, options, objective, Sensitivities(factors, 2.0))
+        measured = costs(candidates, options, objective, Sensitivities(fisher, 2.0))
         for name, steps in candidates.items():
             w, h = tensors[name].dequantize().astype(np.float64), importances[name][0].astype(np.float64)
             for step, alternative in zip(steps, measured[name], strict=True):
                 w_new = qgemm.quantize(w.astype(np.float32), step.format, imatrix=h).dequantize() if (
                     step.importance is not None
                 ) else qgemm.quantize(w.astype(np.float32), step.format).dequantize()  # fmt: skip
-                error = (h * (w_new - w) ** 2).sum()
-                expected = error / (h * w**2).sum() if objective == "mse" else 0.25 * error / 2
+                squares = (w_new - w) ** 2
+                mse = (h * squares).sum() / (h * w**2).sum()
+                expected = mse if objective == "mse" else (fisher[name] * squares).sum() / 2
                 assert alternative == (step.nbytes, pytest.approx(expected, 1e-5))
 
 
 def test_a_looked_up_row_costs_besides(source):
     """An embedding that is also the output matrix has both costs; without sensitivities of outputs the one."""
-    options = Options(FORMATS["q4_0"])
+    options, fisher = Options(FORMATS["q4_0"]), np.full((1, 256), 0.5)
     with open_for_conversion(source) as opened:
         (weight,) = [weight for weight in free_weights(opened, options) if weight.name == "token_embd.weight"]
         candidates = {weight.name: candidate_steps(weight, [FORMATS["q4_0"]], options)}
         both, lookups, products = (
             costs(candidates, options, "kl", sensitivities)[weight.name][0].cost
             for sensitivities in (
-                Sensitivities({weight.name: np.array([0.5])}, 3.0),
+                Sensitivities({weight.name: fisher}, 3.0),
                 Sensitivities({}, 3.0),
-                Sensitivities({weight.name: np.array([0.5])}),
+                Sensitivities({weight.name: fisher}),
             )
         )
     assert both == pytest.approx(lookups + products)
@@ -260,3 +271,18 @@ def test_usage_errors(refused, source, tmp_path, words, rule):
 def test_an_objective_without_sensitivities_is_refused(refused, source, tmp_path):
     words = ["convert", source, tmp_path / "x.gguf", "--size", "4.5bpw", "--objective", "kl"]
     assert "--objective kl needs sensitivities" in refused(*words)
+
+
+def test_moved_weights_are_within_half_a_step(tmp_path):
+    """They are those of a model that the type would round to the same codes with the same scales."""
+    w = np.random.default_rng(0).standard_normal((8, 64), np.float32)
+    tensors = {"blk.0.attn_q.weight": qgemm.quantize(w, "q4_1"), "blk.0.attn_norm.weight": w[0]}
+    qgemm.write(tmp_path / "m.gguf", tensors, {"general.architecture": "llama", "general.file_type": np.uint32(3)})
+    off_grid.main(str(tmp_path / "m.gguf"), str(tmp_path / "moved.gguf"))
+    with qgemm.open(tmp_path / "m.gguf") as before, qgemm.open(tmp_path / "moved.gguf") as after:
+        old, new = (model["blk.0.attn_q.weight"] for model in (before, after))
+        steps = np.repeat(old.blocks["d"].astype(np.float32).reshape(8, 2), 32, axis=1)
+        moves = np.abs(new.dequantize() - old.dequantize())
+        assert 0.4 < (moves / steps).max() <= 0.5 + 1e-3
+        np.testing.assert_array_equal(after["blk.0.attn_norm.weight"].dequantize(), w[0])
+        assert after.metadata["general.file_type"] == 0

@@ -41,12 +41,31 @@ class _Upgrade(NamedTuple):
 
 
 def choose(tensors: Sequence[Sequence[Alternative]], nbytes: int) -> Choice:
-    """The choice of least cost within `nbytes`; QgemmError if even the smallest alternatives need more."""
+    """The choice of least cost within `nbytes`; QgemmError if even the smallest alternatives need more.
+
+    The largest tensor, often an embedding with half of the bytes, gets each of its alternatives in turn: an upgrade of
+    it that does not fit would otherwise leave its bytes to upgrades of little gain.
+    """
+    smallest = [alternatives[hull(alternatives)[0]].nbytes for alternatives in tensors]
+    if sum(smallest) > nbytes:
+        raise QgemmError(f"even the smallest types need {sum(smallest)} bytes, {nbytes} are left for tensors")
+    choice = _greedy(tensors, nbytes)
+    largest = max(range(len(tensors)), key=lambda number: max(tensors[number]).nbytes)
+    for index, alternative in enumerate(tensors[largest]):
+        fits = sum(smallest) - smallest[largest] + alternative.nbytes <= nbytes
+        if fits and isfinite(alternative.cost):
+            fixed = _greedy([*tensors[:largest], [alternative], *tensors[largest + 1 :]], nbytes)
+            if fixed.cost < choice.cost:
+                indices = [*fixed.indices[:largest], index, *fixed.indices[largest + 1 :]]
+                choice = Choice(indices, fixed.nbytes, fixed.cost, choice.bound)
+    return choice
+
+
+def _greedy(tensors: Sequence[Sequence[Alternative]], nbytes: int) -> Choice:
+    """Take upgrades in the order of their gain while they fit, from the smallest alternatives, which do fit."""
     hulls = [hull(alternatives) for alternatives in tensors]
     indices = [chain[0] for chain in hulls]
     used = sum(tensors[number][index].nbytes for number, index in enumerate(indices))
-    if used > nbytes:
-        raise QgemmError(f"even the smallest types need {used} bytes, {nbytes} are left for tensors")
     upgrades = [
         _Upgrade(_gain(tensors[number][old], tensors[number][new]), number, new)
         for number, chain in enumerate(hulls)

@@ -1,9 +1,9 @@
 """Measure the cost of each type for each tensor: the error of rows spread over the tensor, encoded as it would be.
 
     mse  sum of h (w' - w)^2 / sum of h w^2          the relative error of the products
-    kl   1/2 g sum of h (w' - w)^2                   the expected KL divergence of a token's predictions in nats
+    kl   1/2 sum of f (w' - w)^2                     the expected KL divergence of a token's predictions in nats
 
-h is the importance of a column (1 without an importance matrix), g the sensitivity of the matrix, both from the file of
+h is the importance of a column (1 without an importance matrix), f its Fisher information, both from the file of
 --imatrix. The token embedding's rows are looked up besides, each as often as any other: 1/2 l / rows sum of (w' - w)^2.
 """
 
@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qgemm.files.imatrix_sums import Doubles, Sensitivities
+from qgemm.files.imatrix import Importance
+from qgemm.files.imatrix_sums import Sensitivities
 from qgemm.parallel import workers
 
 from .job import ordered_results
@@ -30,7 +31,7 @@ GROUPS = 4  # places in a tensor from which rows are taken
 
 
 class _Error(NamedTuple):
-    """Sums over the measured rows: h (w' - w)^2 times the factor of its matrix, the same of w, and (w' - w)^2."""
+    """Sums over the measured rows: h (w' - w)^2 or f (w' - w)^2, the same of w, and (w' - w)^2."""
 
     weighted: float
     power: float
@@ -62,20 +63,19 @@ def _cost(step: Step, options: Options, objective: str, sensitivities: Sensitivi
     if step.copied:
         return 0.0
     weight = step.weight
-    factors = sensitivities.factors.get(weight.name) if objective == "kl" else None
-    error = _measure(step, options, factors)
+    fisher = importance_of(weight, sensitivities.fisher) if objective == "kl" else None
+    error = _measure(step, fisher or importance_of(weight, options.importance), options)
     cost = error.weighted / error.power if error.power else 0.0
     if objective == "kl":
-        cost = error.weighted / 2 if factors is not None else 0.0
+        cost = error.weighted / 2 if fisher is not None else 0.0
         if TOKEN_EMBEDDING.search(weight.name):
             cost += sensitivities.lookups * error.plain / weight.shape[-2] / 2
     return cost if isfinite(cost) else float("inf")
 
 
-def _measure(step: Step, options: Options, factors: Doubles | None) -> _Error:
-    """The sums over rows spread over the tensor, scaled to all rows."""
+def _measure(step: Step, columns: Importance | None, options: Options) -> _Error:
+    """The sums over rows spread over the tensor, scaled to all rows. columns: the weight of their errors, 1 if None."""
     weight, encoder = step.weight, choose_encoder(step, options)
-    importance = importance_of(weight, options.importance)
     weighted = power = plain = 0.0
     count = 0
     for start, stop in sample(weight, step.format.weights):
@@ -83,12 +83,10 @@ def _measure(step: Step, options: Options, factors: Doubles | None) -> _Error:
             x, blocks = encode_weights(step, start, stop, encoder.encode)
             squares = np.square(np.asarray(step.format.decode(blocks), np.float32).reshape(-1) - x, dtype=np.float64)
             h = np.ones(1)
-            if importance is not None:
-                h = np.asarray(importance_of_range(weight, importance, start, stop), np.float64)
-            matrix = start // (weight.shape[-1] * weight.shape[-2])
-            factor = 1.0 if factors is None else float(factors[matrix if len(factors) > 1 else 0])
-            weighted += factor * float((squares.reshape(-1, h.size) * h).sum())
-            power += factor * float((np.square(x, dtype=np.float64).reshape(-1, h.size) * h).sum())
+            if columns is not None:
+                h = np.asarray(importance_of_range(weight, columns, start, stop), np.float64)
+            weighted += float((squares.reshape(-1, h.size) * h).sum())
+            power += float((np.square(x, dtype=np.float64).reshape(-1, h.size) * h).sum())
             plain += float(squares.sum())
         count += stop - start
     scale = weight.size / count if count else 1.0

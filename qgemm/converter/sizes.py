@@ -89,10 +89,10 @@ def plan_size(
     """
     check_size(size)
     sensitivities = sensitivities or Sensitivities()
-    objective = objective or ("kl" if sensitivities.factors else "mse")
+    objective = objective or ("kl" if sensitivities.fisher else "mse")
     if objective not in OBJECTIVES:
         raise QgemmError(f"the objective is {' or '.join(OBJECTIVES)}, not {shown(objective)}")
-    if objective == "kl" and not sensitivities.factors:
+    if objective == "kl" and not sensitivities.fisher:
         raise QgemmError("--objective kl needs sensitivities: an --imatrix of `qgemm imatrix --sensitivity`")
     weights = free_weights(source, options)
     if not weights:

@@ -1,8 +1,8 @@
 """Measure an importance matrix: sums of squared inputs of every matrix over the chunks of a text.
 
 Chunks, names and sums are those of llama-imatrix: the matrices of layers, and on request the output matrix. The
-sensitivity of a matrix is the mean square of the gradients of its outputs. Labels are drawn from the model's own
-predictions, so that its expectation is a diagonal of the Hessian of the KL divergence.
+sensitivity of a column is its mean Fisher information. Labels are drawn from the model's own predictions, so that its
+expectation is the diagonal of the Hessian of the KL divergence.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _matrices(text_model: TextModel) -> list[tuple[str, Any]]:
 def _backward(text_model: TextModel, chunk: Tokens, seed: int) -> float:
     """Run the chunk, draw a label for each token, and run backward from the sum of their log-probabilities.
 
-    Returns the squared gradients of the embedded tokens, mean over columns, summed over tokens.
+    Returns the squared gradients of the looked-up rows, mean over columns, summed over tokens.
     """
     model = text_model.model
     for parameter in model.parameters():
@@ -112,14 +112,16 @@ def _backward(text_model: TextModel, chunk: Tokens, seed: int) -> float:
         embedded.append(y.detach().requires_grad_())
         return embedded[-1]
 
-    hook = model.get_input_embeddings().register_forward_hook(begin_graph)
+    table = model.get_input_embeddings()
+    scale = float(getattr(table, "embed_scale", 1.0))  # gemma's table multiplies its rows, before the hook sees them
+    hook = table.register_forward_hook(begin_graph)
     try:
         logits = text_model.logits(chunk)
         with torch.no_grad():
             generator = torch.Generator(logits.device).manual_seed(seed)
             labels = torch.multinomial(functional.softmax(logits, -1), 1, generator=generator)[:, 0]
         functional.cross_entropy(logits, labels, reduction="sum").backward()
-        return float(embedded[0].grad.double().square().mean(-1).sum())
+        return scale**2 * float(embedded[0].grad.double().square().mean(-1).sum())
     finally:
         hook.remove()
 

@@ -129,8 +129,18 @@ def load(path: PathLike, device: str = "cpu", dtype: str = "float32") -> TextMod
         folder, file_name = os.path.split(os.path.abspath(name))
         with _loading(name), adapter.patch(fuse=False):
             model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file_name, **options)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file_name)
+            tokenizer = _tokenizer(folder, file_name)
     return TextModel(name, model.eval().to(device), tokenizer, kind)
+
+
+def _tokenizer(folder: str, file_name: str) -> Any:
+    """The tokenizer of a .gguf file or, if transformers cannot read it (one without merges), of its folder."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file_name)
+    except Exception:
+        if not os.path.exists(os.path.join(folder, "tokenizer.json")):
+            raise
+        return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 class _loading:

@@ -1,4 +1,4 @@
-"""Observe every product of a model by a weight: the squares of its inputs and, on request, of its output gradients.
+"""Observe every product of a model by a weight: the squares of its inputs and, on request, its Fisher information.
 
 Dense weights are recognized by their memory in the call itself, linear(x, W) or x @ W, whichever layer makes it; one
 expert of a parameter [experts, N, K] by its offset there. Packed layers are observed by hooks.
@@ -10,7 +10,7 @@ thus queries, and the inputs of v_b are the result of an attention that has c in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -64,14 +64,14 @@ class Accumulator:
     def __init__(self, experts: int, k: int, device: torch.device) -> None:
         self.squares = torch.zeros(experts, k, dtype=torch.float64, device=device)
         self.tokens = torch.zeros(experts, dtype=torch.float64, device=device)
-        self.gradients = torch.zeros(experts, dtype=torch.float64, device=device)
+        self.fisher = torch.zeros(experts, k, dtype=torch.float64, device=device)
 
 
 class Observer(TorchFunctionMode):
     """Sums over everything that a model computes within the context.
 
-    wants: whether a matrix of this name counts. gradients: also sum the squared gradients of outputs, of which a
-    backward pass tells; without one they are zeros.
+    wants: whether a matrix of this name counts. gradients: also sum the Fisher information of columns, which needs a
+    backward pass; without one it is zero.
     """
 
     def __init__(self, text_model: TextModel, wants: Callable[[str], bool], gradients: bool = False) -> None:
@@ -157,8 +157,8 @@ class Observer(TorchFunctionMode):
     def _count_latent(self, latent: Latent, result: Any, args: Any, kwargs: Any) -> None:
         """Count the inputs of k_b and v_b, heads side by side, in an attention over [1, heads, tokens, D].
 
-        The sensitivity of k_b is that of keys, times the mean square of c over that of queries: the squares of a
-        matrix's input and gradient are only used as a product, which is that of the expansion of keys.
+        The gradients of k_b are those of keys, times the mean square of c over that of queries: only the product of
+        squared input and squared gradient counts, which is that of the expansion of keys.
         """
         query, key, value, *others = args
         c = latent.c.expand(1, value.shape[1], -1, -1)
@@ -167,22 +167,32 @@ class Observer(TorchFunctionMode):
         plain = self.text_model.model.config.get_text_config().qk_nope_head_dim
         queries = _by_token(query.detach()[..., :plain])
         self._count((latent.keys,), queries, None, 0, 1)
-        self._count((latent.values,), _by_token(mean), None, 0, 1)
+        weighted = _by_token(mean)
+        self._count((latent.values,), weighted, None, 0, 1)
         share = float(latent.c.square().mean() / queries.square().mean().clamp(min=1e-30))
-        self._count_gradient(key, latent.keys, lambda gradient: _by_token(gradient[..., :plain]) * share**0.5)
-        self._count_gradient(result, latent.values, _by_token)
+        keys, values = (self.sums[name].fisher[0] for name in (latent.keys, latent.values))
+        self._add_fisher(key, queries, [keys], lambda gradient: _by_token(gradient[..., :plain]) * share**0.5)
+        self._add_fisher(result, weighted, [values], _by_token)
 
-    def _count_gradient(self, y: Any, name: str, rows: Callable[[Any], Any]) -> None:
-        if self.gradients and y.requires_grad:
-            sums = self.sums[name]
+    def _add_fisher(
+        self, y: Any, x: Any, targets: Sequence[Any], rows: Callable[[Any], Any] = lambda gradient: gradient
+    ) -> None:
+        """Add the Fisher information of columns to targets [K] when the gradient of y comes. x: its inputs [tokens, K].
 
-            def count(gradient: torch.Tensor) -> None:
-                sums.gradients[0] += rows(gradient).float().square().mean(-1).sum(dtype=torch.float64)
+        rows: from the gradient to rows [..., N], a row for each token.
+        """
+        if self.gradients and y is not None and y.requires_grad:
 
-            y.register_hook(count)
+            def add(gradient: torch.Tensor) -> None:
+                squares = rows(gradient).float().square().mean(-1).reshape(-1)
+                total = (squares @ x.float().square()).double()
+                for target in targets:
+                    target += total
+
+            y.register_hook(add)
 
     def _count(self, names: tuple[str, ...], x: Any, y: Any, expert: int, experts: int) -> None:
-        """Count tokens x [..., K] of an expert, and the gradient of y when it comes."""
+        """Count tokens x [..., K] of an expert and, when the gradient of y comes, the Fisher information."""
         rows = x.detach().reshape(-1, x.shape[-1])
         if self.last[0] is not x:
             self.last = x, rows.float().square().sum(0, dtype=torch.float64)
@@ -193,25 +203,18 @@ class Observer(TorchFunctionMode):
             accumulators.append(self.sums[name])
             accumulators[-1].squares[expert] += self.last[1]
             accumulators[-1].tokens[expert] += len(rows)
-        if self.gradients and y is not None and y.requires_grad:
-
-            def count_gradient(gradient: torch.Tensor) -> None:
-                total = gradient.float().square().mean(-1).sum(dtype=torch.float64)
-                for accumulator in accumulators:
-                    accumulator.gradients[expert] += total
-
-            y.register_hook(count_gradient)
+        self._add_fisher(y, rows, [accumulator.fisher[expert] for accumulator in accumulators])
 
     def result(self) -> dict[str, Sums]:
         """The sums by name; QgemmError if activations were NaN or infinite."""
         sums = {}
         for name, accumulator in self.sums.items():
-            squares, tokens, gradients = (
-                tensor.cpu().numpy() for tensor in (accumulator.squares, accumulator.tokens, accumulator.gradients)
+            squares, tokens, fisher = (
+                tensor.cpu().numpy() for tensor in (accumulator.squares, accumulator.tokens, accumulator.fisher)
             )
-            if not (np.isfinite(squares).all() and np.isfinite(gradients).all()):
+            if not (np.isfinite(squares).all() and np.isfinite(fisher).all()):
                 raise QgemmError(f"{self.text_model.path}: the activations at {name} are NaN or infinite")
-            sums[name] = Sums(squares, tokens, gradients if self.gradients else None)
+            sums[name] = Sums(squares, tokens, fisher if self.gradients else None)
         return sums
 
 

@@ -19,7 +19,8 @@ class Statistics(NamedTuple):
 
     total: their sum. active: share of columns above ACTIVE. entropy: of their distribution, relative to a uniform one.
     outliers: share of columns more than a standard deviation above the mean. cosine: between the mean squares of this
-    layer and the previous one, None for the first. sensitivity: mean square of the gradients of outputs, or None.
+    layer and the previous one, None for the first. sensitivity: the mean square of the gradients of outputs, each
+    token weighted by the squares of its inputs, or None.
     """
 
     name: str
@@ -55,11 +56,12 @@ def _statistics(name: str, entry: Sums, means: Mapping[str, Doubles]) -> Statist
     shares = values[values > 0] / total if total else np.ones(1)
     entropy = float(-(shares * np.log2(shares)).sum()) / np.log2(len(values)) if len(values) > 1 else 0.0
     tokens = float(entry.tokens.sum())
-    gradients = None if entry.gradients is None else float(entry.gradients.sum()) / max(tokens, 1)
+    squares = float(entry.squares.sum())
+    sensitivity = None if entry.fisher is None else float(entry.fisher.sum()) / squares if squares else 0.0
     return Statistics(
         name, int(tokens), total, float(values.min()), float(values.max()), float(values.mean()), deviation,
         float((values > ACTIVE).mean()), len(values), entropy,
-        float((values > values.mean() + deviation).mean()) if deviation else 0.0, _cosine(name, means), gradients,
+        float((values > values.mean() + deviation).mean()) if deviation else 0.0, _cosine(name, means), sensitivity,
     )  # fmt: skip
 
 

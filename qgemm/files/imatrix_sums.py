@@ -2,10 +2,12 @@
 
     NAME.in_sum2    float32 [experts, K]  squares of the inputs of each column, summed over tokens
     NAME.counts     float32 [experts, 1]  tokens
-    NAME.out_grad2  float32 [experts, 1]  squared gradients of the outputs, mean over outputs, summed over tokens
+    NAME.fisher     float32 [experts, K]  squares of the inputs times squared gradients of the outputs (mean over
+                                          outputs), summed over tokens
 
-llama.cpp has the first two and ignores other tensors. The third, the sensitivity of the matrix, is optional; the key
-qgemm.imatrix.lookups then has the same sum for the rows that the token embedding looks up.
+llama.cpp has the first two and ignores other tensors. The third, the diagonal of the Fisher information as a mean over
+the rows of the matrix, is optional; the key qgemm.imatrix.lookups then has the squared gradients of the rows that the
+token embedding looks up.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qgemm.codec.packing import Floats
 from qgemm.errors import CheckpointError
 
 from .gguf.layout import MAGIC
@@ -25,7 +28,7 @@ from .gguf.writer import write
 from .imatrix import CHUNKS, COUNTS, DATASETS, SUMS, read_imatrix
 from .paths import PathLike, RegularFile, path_string, shown, shown_path
 
-GRADIENTS = ".out_grad2"
+FISHER = ".fisher"
 TYPE, CHUNK_SIZE = "general.type", "imatrix.chunk_size"
 RUN, POSITION, LOOKUPS = (f"qgemm.imatrix.{key}" for key in ("run", "position", "lookups"))
 OLD_CHUNK = 512  # tokens of a chunk in files of the old kind, which do not record it
@@ -35,25 +38,25 @@ Doubles = NDArray[np.float64]
 
 @dataclass
 class Sums:
-    """The sums of one tensor: squares [experts, K], tokens [experts], squared gradients [experts] or None."""
+    """The sums of one tensor: squares [experts, K], tokens [experts], Fisher information [experts, K] or None."""
 
     squares: Doubles
     tokens: Doubles
-    gradients: Doubles | None = None
+    fisher: Doubles | None = None
 
     def split(self, experts: int) -> Sums:
         """The same for a number of experts, if one row has the columns of all, as in files of the old kind."""
         if len(self.tokens) != 1 or self.squares.size % experts:
             return self
-        gradients = self.gradients if experts == 1 else None
-        return Sums(self.squares.reshape(experts, -1), np.repeat(self.tokens, experts), gradients)
+        fisher = None if self.fisher is None else self.fisher.reshape(experts, -1)
+        return Sums(self.squares.reshape(experts, -1), np.repeat(self.tokens, experts), fisher)
 
     def add(self, other: Sums) -> None:
-        """Add the sums of other tokens; gradients that only one of the two has are dropped."""
+        """Add the sums of other tokens; the Fisher information that only one of the two has is dropped."""
         self.squares = self.squares + other.squares
         self.tokens = self.tokens + other.tokens
-        complete = self.gradients is not None and other.gradients is not None
-        self.gradients = self.gradients + other.gradients if complete else None  # type: ignore[operator]
+        complete = self.fisher is not None and other.fisher is not None
+        self.fisher = self.fisher + other.fisher if complete else None  # type: ignore[operator]
 
 
 @dataclass
@@ -96,8 +99,8 @@ class SumsFile:
                 continue
             tensors[name + SUMS] = sums.squares.astype(np.float32)
             tensors[name + COUNTS] = sums.tokens.astype(np.float32)[:, None]
-            if sums.gradients is not None:
-                tensors[name + GRADIENTS] = sums.gradients.astype(np.float32)[:, None]
+            if sums.fisher is not None:
+                tensors[name + FISHER] = sums.fisher.astype(np.float32)
         metadata: dict[str, Any] = {
             TYPE: "imatrix",
             DATASETS: self.datasets,
@@ -130,14 +133,14 @@ def read_sums(path: PathLike) -> SumsFile:
     with open_gguf(name, copy=True) as model:
         sums = {}
         for tensor in importances:
-            gradients = model.get(tensor + GRADIENTS)
+            shape, fisher = importances[tensor].shape, model.get(tensor + FISHER)
+            if fisher is not None and fisher.shape != model[tensor + SUMS].shape:
+                raise CheckpointError(f"{shown_path(name)}: {shown(tensor + FISHER)}: has another shape than sums")
             sums[tensor] = Sums(
-                _doubles(model[tensor + SUMS]).reshape(importances[tensor].shape),
+                _doubles(model[tensor + SUMS]).reshape(shape),
                 _doubles(model[tensor + COUNTS]).reshape(-1),
-                None if gradients is None else _doubles(gradients).reshape(-1),
+                None if fisher is None else _doubles(fisher).reshape(shape),
             )
-            if gradients is not None and sums[tensor].gradients.shape != sums[tensor].tokens.shape:  # type: ignore[union-attr]
-                raise CheckpointError(f"{shown_path(name)}: {shown(tensor + GRADIENTS)}: has another shape than counts")
         datasets = model.metadata.get(DATASETS)
         return SumsFile(
             sums,
@@ -166,12 +169,12 @@ def _integer(metadata: Mapping[str, Any], key: str, missing: int = 0) -> int:
 
 @dataclass
 class Sensitivities:
-    """The cost of an error: the factor of each matrix by tensor name, [experts], and that of a looked-up row.
+    """The cost of a squared error: of each column by tensor name, [experts, K], and that of a looked-up row.
 
-    A factor is the sum of squared gradients divided by all tokens, so that it contains how often an expert is used.
+    Sums are divided by all tokens, so that they contain how often an expert is used.
     """
 
-    factors: Mapping[str, Doubles] = field(default_factory=dict)
+    fisher: Mapping[str, Floats] = field(default_factory=dict)
     lookups: float = 0.0
 
 
@@ -179,5 +182,7 @@ def read_sensitivities(path: PathLike) -> Sensitivities:
     """The sensitivities in a file; none in a file that was measured without."""
     file = read_sums(path)
     tokens = max((float(sums.tokens.max()) for sums in file.sums.values()), default=0.0)
-    measured = {name: sums.gradients / tokens for name, sums in file.sums.items() if sums.gradients is not None}
+    measured = {
+        name: (sums.fisher / tokens).astype(np.float32) for name, sums in file.sums.items() if sums.fisher is not None
+    }
     return Sensitivities(measured, file.lookups / tokens if tokens else 0.0)

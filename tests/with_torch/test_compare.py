@@ -13,6 +13,7 @@ from torch_layers import torch
 from torch_models import transformers
 
 import qgemm
+from qgemm.evaluation import models
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
 SIZE, CHUNKS = 32, 3  # tokens of a chunk, chunks
@@ -87,6 +88,18 @@ def test_models_with_other_tokens_are_refused(refused, tmp_path, text):
     qgemm.write(tmp_path / "other.gguf", tiny_llama_file.weights(), metadata)
     message = refused("compare", path, tmp_path / "other.gguf", *text)
     assert "its tokenizer cuts the text into other tokens than" in message
+
+
+def test_a_file_without_merges_has_the_tokenizer_of_its_folder(tmp_path):
+    """transformers cannot read that of the file. examples/tiny_llama.py writes such files beside the model."""
+    folder, metadata = folder_of(tiny_llama(tmp_path), tmp_path / "folder"), tiny_llama_file.metadata()
+    del metadata["tokenizer.ggml.merges"]
+    for place in (folder, tmp_path):
+        qgemm.write(place / "bare.gguf", tiny_llama_file.weights(), metadata)
+    tokens = models.load(folder / "bare.gguf").tokens(TEXT)
+    np.testing.assert_array_equal(tokens, models.load(folder).tokens(TEXT))
+    with pytest.raises(qgemm.QgemmError, match="transformers does not load it"):
+        models.load(tmp_path / "bare.gguf")
 
 
 def test_a_text_without_a_chunk_is_refused(refused, tmp_path, text):

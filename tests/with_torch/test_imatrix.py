@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from text_models import TEXT, folder_of, mixture, tiny_llama
 from torch_layers import torch
-from torch_models import transformers
+from torch_models import random_model, transformers
 
 import qgemm
 from qgemm.evaluation import imatrix, models
@@ -108,15 +108,20 @@ def test_sums_of_experts_one_by_one(folder, tmp_path):
         collected(tmp_path / "mixture.gguf", tmp_path / "out.gguf", sensitivity=True)
 
 
-def test_the_sensitivity_is_the_mean_square_of_gradients(folder, tmp_path):
-    """The gradients are those of a float64 model, for the labels that were drawn."""
+def test_the_sensitivity_is_the_fisher_information_of_columns(folder, tmp_path):
+    """The mean over rows of squared gradients of weights by token, in a float64 model, for the labels drawn."""
     file = collected(folder, tmp_path / "out.gguf", sensitivity=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
     sums = defaultdict(float)
 
     def hook(name):
         def add(module, inputs, y):
-            y.register_hook(lambda gradient: sums.update({name: sums[name] + gradient.square().mean(-1).sum().item()}))
+            x = inputs[0].detach()
+            y.register_hook(
+                lambda gradient: sums.update(
+                    {name: sums[name] + torch.einsum("btn,btk->tnk", gradient, x).square().mean(1).sum(0).numpy()}
+                )
+            )
 
         return add
 
@@ -134,7 +139,21 @@ def test_the_sensitivity_is_the_mean_square_of_gradients(folder, tmp_path):
         torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
     assert file.sums.keys() == sums.keys()
     for name, entry in file.sums.items():
-        np.testing.assert_allclose(entry.gradients, sums[name], 1e-4, err_msg=name)
+        np.testing.assert_allclose(entry.fisher[0], sums[name], 1e-3, 1e-6 * sums[name].max(), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_lookups_are_gradients_of_rows_of_the_table(kind, tmp_path):
+    """Gemma multiplies its rows by a number, which an error of a row passes too. Every token is another row."""
+    model = random_model(kind)
+    text_model = models.TextModel("model", model, None, kind)
+    imatrix.collect(text_model, [np.arange(3, 35)], tmp_path / "out.gguf", SumsFile(), sensitivity=True)
+    table = model.get_input_embeddings().weight.requires_grad_()
+    logits = model(input_ids=torch.arange(3, 35)[None]).logits[0]
+    labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    torch.nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+    expected = table.grad.square().mean(-1).sum().item()
+    assert read_sums(tmp_path / "out.gguf").lookups == pytest.approx(expected, 1e-3)
 
 
 def test_an_interrupted_run_is_continued(folder, tmp_path, run, refused, monkeypatch):

@@ -64,6 +64,9 @@ def test_sensitivity_is_that_of_keys_and_of_the_attention(tmp_path):
         queries = q.view(len(TOKENS), config.num_attention_heads, -1)[..., : config.qk_nope_head_dim]
         keys = expanded.grad.view(len(TOKENS), config.num_attention_heads, -1)[..., : config.qk_nope_head_dim]
         share = c.square().mean() / queries.square().mean()
-        expected = {"k_b": keys.square().mean((1, 2)).sum() * share, "v_b": attended.grad[0].square().mean(1).sum()}
-        for part, value in expected.items():
-            np.testing.assert_allclose(sums[f"blk.{layer}.attn_{part}.weight"].gradients, [value.item()], rtol=1e-3)
+        by_token = keys.square().mean((1, 2)) * share
+        expected = by_token @ queries.detach().flatten(1).square()
+        np.testing.assert_allclose(sums[f"blk.{layer}.attn_k_b.weight"].fisher[0], expected.detach().numpy(), rtol=1e-3)
+        mean = sums[f"blk.{layer}.attn_v_b.weight"]
+        assert (mean.fisher <= attended.grad[0].square().mean(1).max().item() * 1.001 * mean.squares).all()
+        assert mean.fisher.sum() > 0
