@@ -7,7 +7,7 @@
 INLINE void ROWS_NAME(add_word)(i32x16 dots[TOKENS], i32x16 shorts[TOKENS], const interleaved* w, const int vector,
                                 const int word, const tile_x* x, int place, const int least) {
     u8x64 codes[4];
-    raw_to_codes(codes, w->raw[word]);
+    decode_word(codes, w, word);
     (void)dots, (void)shorts, (void)least;
 #pragma GCC unroll 4
     for (int t = 0; t < TOKENS; ++t) {
@@ -61,6 +61,7 @@ static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int6
         for (int t = 0; t < TOKENS; ++t) totals[t] = all_floats(0);
         for (int64_t i = 0; i < supers; ++i) {
             const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
+            prefetch_tile(w + i + 2);
 #if SIGNED_CODES
             int least = 0;
             for (int t = 0; t < TOKENS; ++t) least |= x[t].least;
