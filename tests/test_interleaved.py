@@ -133,7 +133,7 @@ def test_memory(fmt):
     assert pickle.loads(pickle.dumps(packed)).interleaved is None
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_1", "q4_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"])
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_1", "q4_k", "q6_k", "q2_k", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4"])
 def test_a_copy_needs_no_more_memory_than_the_blocks(name):
     w, packed = packed_tensor(qgemm.FORMATS[name], 32, 8)
     assert packed.interleaved.nbytes <= 1.01 * w.nbytes

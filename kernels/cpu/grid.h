@@ -132,7 +132,5 @@ INLINE uint64_t spread_nibbles(uint32_t nibbles) {
 INLINE f32x8 odd_scales(float unit, uint64_t sc) { return (bytes_to_floats(sc) * 2 + 1) * unit; }
 
 INLINE f32x16 odd_scales_16(float unit, uint64_t first, uint64_t second) {
-    uint8_t sc[16];
-    memcpy(sc, &first, sizeof first), memcpy(sc + 8, &second, sizeof second);
-    return mul_all(add_floats(mul_all(to_float(load_bytes_as_ints(sc)), 2), all_floats(1)), unit);
+    return join_floats(odd_scales(unit, first), odd_scales(unit, second));
 }
