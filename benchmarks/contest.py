@@ -43,6 +43,7 @@ ROUNDS = 7
 # saturate for the random levels of iq4_xs.
 DISAGREEMENT = {Ggml.name: 0.03, IkLlama.name: 0.2}
 NUMPY = "NumPy"
+PACKED = " packed"  # ends the name of our products by Tensor.packed_for_cpu()
 GGML, IK = (tuple(f"{library.name} {layout}" for layout in LAYOUTS) for library in (Ggml, IkLlama))
 
 
@@ -97,7 +98,7 @@ class Row(NamedTuple):
         if ik is not None:
             yield "ik / a8", ik, *self._goals(OVER_IK)
         if NUMPY in ms and case.m in OVER_NUMPY:
-            yield f"{NUMPY} / a16", ms[NUMPY] / ms["a16"], *OVER_NUMPY[case.m]
+            yield f"{NUMPY} / a16", ms[NUMPY] / time_of(ms, "a16"), *OVER_NUMPY[case.m]
         if case.m == 1 and "a16" in ms and case.where == "hot":
             yield "a8 / a16", ms["a8"] / ms["a16"], 1 / A16_OVER_A8, 1.0
 
@@ -116,18 +117,26 @@ class Row(NamedTuple):
 def over(ms: Mapping[str, float], ours: str, theirs: Iterable[str]) -> float | None:
     """The least of their times over ours; None where they were not measured."""
     least_ms = min((ms[name] for name in theirs if name in ms), default=None)
-    return None if least_ms is None else least_ms / ms[ours]
+    return None if least_ms is None else least_ms / time_of(ms, ours)
+
+
+def time_of(ms: Mapping[str, float], activation: str) -> float:
+    """Our time, by the blocks of the file or by packed weights, whichever is less."""
+    return min(ms[activation], ms.get(activation + PACKED, np.inf))
 
 
 def ours(activations: Sequence[Activation]) -> Callable[[Case], Calls]:
-    """In a worker: qgemm.matmul."""
+    """In a worker: qgemm.matmul, by the blocks of a file and by packed weights."""
 
     def prepare(case: Case) -> Calls:
         blocks, x, fmt = case.blocks(), case.x(), FORMATS[case.format]
         weights = [Tensor(fmt, (case.n, case.k), blocks.copy()) for _ in range(case.copies(blocks.nbytes))]
-        outs: dict[str, Any] = {name: np.empty((case.m, case.n), np.float32) for name in activations}
+        layouts = {"": weights, PACKED: [w.packed_for_cpu() for w in weights]}
+        names = [(name, layout) for name in activations for layout in layouts]
+        outs: dict[str, Any] = {name + layout: np.empty((case.m, case.n), np.float32) for name, layout in names}
         calls: dict[str, Any] = {
-            name: [partial(matmul, x, w, name, out=outs[name]) for w in weights] for name in activations
+            name + layout: [partial(matmul, x, w, name, out=outs[name + layout]) for w in layouts[layout]]
+            for name, layout in names
         }
         return Calls(calls, lambda name: outs[name], lambda: None)
 
@@ -211,7 +220,8 @@ def measured(pool: Mapping[str, Worker], cases: Sequence[Case], rounds: int) -> 
             ms[name] = min(1e3 * seconds, ms.get(name, np.inf))
             if name in (*GGML, *IK):
                 limit = DISAGREEMENT[name.split()[0]]
-                check(case, pool["qgemm"].ask("result", "a8"), pool[owner].ask("result", name), limit)
+                for mine in ("a8", "a8" + PACKED):
+                    check(case, pool["qgemm"].ask("result", mine), pool[owner].ask("result", name), limit)
         yield Row(case, ms)
     for worker in pool.values():
         worker.close()
@@ -293,11 +303,22 @@ def cpu_name() -> str:
 
 def table(results: Mapping[str, Any]) -> str:
     """The document for a terminal, each row with its goals."""
-    head = ("format", "N x K", "M", "W", "a8 ms", "a16 ms", *GGML, *IK, NUMPY, "times as fast (required, aim)")
+    ours_ms = ("a8", "a8" + PACKED, "a16", "a16" + PACKED)
+    head = (
+        "format",
+        "N x K",
+        "M",
+        "W",
+        *(f"{name} ms" for name in ours_ms),
+        *GGML,
+        *IK,
+        NUMPY,
+        "times as fast (required, aim)",
+    )
     cells = []
     for row in rows_of(results):
         case, ms = row.case, row.ms
-        times = (f"{ms[name]:.3f}" if name in ms else "" for name in ("a8", "a16", *GGML, *IK, NUMPY))
+        times = (f"{ms[name]:.3f}" if name in ms else "" for name in (*ours_ms, *GGML, *IK, NUMPY))
         goals = (f"{comparison} {ratio:.2f}" + (f" ({must:.2f}, {aim:.2f})" + "!" * (ratio < must)) * bool(must)
                  for comparison, ratio, must, aim in row.goals())  # fmt: skip
         where = case.where if case.isa == "native" else case.isa
@@ -307,7 +328,7 @@ def table(results: Mapping[str, Any]) -> str:
         f"us of a call: a8 {results['host_us_a8']}, a16 {results['host_us_a16']} (at most {HOST_US:g}); first product: "
         f"cache empty {results['first_s']} s ({FIRST_S:g}), filled {results['warm_ms']} ms ({WARM_MS:g})",
     )
-    return "\n".join([*facts, "", columns("<<><>>>>>>><", [head, *cells])])
+    return "\n".join([*facts, "", columns("<<><>>>>>>>>><", [head, *cells])])
 
 
 def machine(results: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ class Tensor(Packed):
         self.name = name
         self._blocks = blocks
         self.plans: dict[Any, Any] = {}  # launches of earlier calls, filled by a backend
+        self.interleaved: NDArray[np.uint8] | None = None  # see packed_for_cpu
         self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
@@ -154,6 +155,23 @@ class Tensor(Packed):
         cuda, tensor = backend("cuda"), self.in_device_form()
         cuda.check_upload(tensor.format, self.shape, repr(self))  # before blocks are read, or put together of parts
         return cuda.upload(tensor, tensor.blocks)
+
+    def packed_for_cpu(self) -> Tensor:
+        """The same matrix with a copy of its weights in the order of the CPU's vectors; once, then multiply many times.
+
+        Products of integer activations read the copy instead of the blocks, those of "a16" where x has 16 rows or more.
+        The copy, `interleaved`, takes memory beside the blocks: interleaved.nbytes, as many as `nbytes` for types of
+        four bits and more, up to nine bits a weight for the others. Without a use for a copy it is the Tensor itself:
+        experts, floats, one scale for 64 weights or more, no compiled code.
+        """
+        packed: Tensor = backend("cpu").upload(self, self.blocks)
+        return packed
+
+    def with_interleaved(self, copy: NDArray[np.uint8]) -> Tensor:
+        """These weights with an interleaved copy, made by the CPU's backend."""
+        packed = Tensor(self.format, self.shape, self._blocks, self.name, self._read)
+        packed.interleaved = copy
+        return packed
 
     def in_device_form(self) -> Tensor:
         """The same weights in the format in which a GPU holds them; blocks are converted at each access."""

@@ -81,6 +81,18 @@ def test_goals_beside_ik_llama():
     assert (must, aim) == (1.1, 1.4)
 
 
+def test_the_faster_of_our_layouts_counts():
+    """Packed weights beside theirs in other layouts; a8 and a16 of one row of x are compared by the same layout."""
+    ms = {"a8": 1.0, "a8 packed": 0.5, "a16": 1.5, "ggml file": 1.0, "ggml repack": 0.75}
+    case = Case("q4_0", 4096, 4096, 1)
+    assert [ratio for _, ratio, *_ in Row(case, ms).goals()] == [1.5, 1 / 1.5]
+    assert contest.time_of({"a8": 1.0, "a8 packed": 2.0}, "a8") == 1.0
+    calls = contest.ours(("a8",))(Case("q4_0", 48, 256, 1)).calls
+    assert [*calls] == ["a8", "a8 packed"]
+    assert [len(copies) for copies in calls.values()] == [1, 1]
+    np.testing.assert_allclose(*(copies[0]() for copies in calls.values()), rtol=1e-3, atol=1e-2)
+
+
 def test_a_product_that_is_not_ggmls_is_no_result():
     y = np.linspace(-1, 1, 8, dtype=np.float32)[None]
     contest.check(Case("q4_0", 8, 32, 1), y + np.float32(0.9 * 0.03), y, 0.03)

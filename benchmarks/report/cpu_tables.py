@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from benchmarks import encoders
-from benchmarks.contest import GGML, IK, NUMPY, ROWS, SHAPES, Case, Row, machine, over, rows_of, runs
+from benchmarks.contest import GGML, IK, NUMPY, ROWS, SHAPES, Case, Row, machine, over, rows_of, runs, time_of
 from benchmarks.report import tables
 
 CPU = tables.RESULTS.with_name("cpu.json")
@@ -47,7 +47,7 @@ def short_table_of(run: dict[str, Any]) -> str:
 def pair(ms: dict[str, float], ours: str, *theirs: Iterable[str]) -> str:
     """A cell with our time and the least of each library that was measured."""
     least = (min((ms[name] for name in names if name in ms), default=None) for names in theirs)
-    return f"{ms[ours]:.3g} / {', '.join(f'{time:.3g}' for time in least if time is not None)}"
+    return f"{time_of(ms, ours):.3g} / {', '.join(f'{time:.3g}' for time in least if time is not None)}"
 
 
 def native(run: dict[str, Any]) -> list[Row]:
@@ -67,7 +67,7 @@ def long_table_of(run: dict[str, Any]) -> str:
     others = "the best layouts' times of ggml and ik_llama.cpp" if "ik" in run else "the best layout's time of ggml"
     lines = [
         f"{machine(run)}:",
-        f"{others} / ours, `a8`; in parentheses",
+        f"{others} / ours, the faster of ours by blocks and by packed weights, `a8`; in parentheses",
         "ours in milliseconds. hot: W in a cache; DRAM: copies of 128 MB in turn, 15 at most.",
         "",
         f"| format | N x K | {' | '.join(head)} |",
@@ -77,7 +77,7 @@ def long_table_of(run: dict[str, Any]) -> str:
     shapes = list(dict.fromkeys(row.case[:3] for row in every))  # format, N, K
     for shape in shapes:
         rows = (by_case.get(Case(*shape, m, where)) for m, where in ROWS)
-        cells = ("" if row is None else f"{ratios(row)} ({row.ms['a8']:.3g})" for row in rows)
+        cells = ("" if row is None else f"{ratios(row)} ({time_of(row.ms, 'a8'):.3g})" for row in rows)
         lines.append(f"| {shape[0]} | {shape[1]}x{shape[2]} | {' | '.join(cells)} |")
     lines += [
         "",

@@ -31,6 +31,14 @@ INLINE int frexp_exponent(float value) {
     return (int)(bits >> 23) - 126;
 }
 
+// Sixteen numbers of two bytes, each in the upper half of a lane.
+INLINE i32x16 load_high_shorts(const uint16_t* from) {
+    const f32x16 bits = load_bfloats(from);
+    i32x16 result;
+    EACH_PART result.part[i] = (i32_part)bits.part[i];
+    return result;
+}
+
 // Packs the first two bytes of four blocks into one word, in integer registers: inserting single vector lanes would
 // saturate the shuffle port.
 INLINE uint64_t gather_pairs(const uint8_t* blocks, int64_t size) {

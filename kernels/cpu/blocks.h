@@ -49,12 +49,14 @@ INLINE void place_rows(float (*to)[TILE_ROWS], int r, const float* const rows[4]
 
 #ifdef GROUPS  // defined by formats with codes, not by plain ones
 #ifdef RAW
+#ifndef OWN_UNPACK
 INLINE unpacked unpack(const uint8_t* blocks) {
     unpacked w;
     u8x64 bytes[RAW];
     load_raw(bytes, blocks), raw_to_codes(w.codes, bytes), load_scales(&w, blocks);
     return w;
 }
+#endif
 
 // Loads the vectors that raw_to_codes decodes, and the scales and minimums.
 INLINE void load_raw_row(u8x64 bytes[RAW], unpacked* w, const uint8_t* blocks) {
@@ -106,40 +108,9 @@ INLINE void order_by_words(void* to, const void* from, int size, const word_orde
                (const char*)from + size * WEIGHT_OF(slot / 64, slot % 64), size * RUN);
 }
 
-// Codes of 16 rows of 256 weights: lane r of each vector belongs to row r, and codes[i] is word i of each row.
-typedef struct {
-    u8x64 codes[64];
-    f32x16 scale[GROUPS], minimum[GROUPS];
-} tile;
-
-static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64_t i, const word_order* words) {
-    uint8_t padded[TILE_ROWS][SUPER_BYTES];
-    const uint8_t* blocks[TILE_ROWS];
-    u8x64 bytes[TILE_ROWS][RAW];
-    for (int r = 0; r < TILE_ROWS; ++r) {
-        blocks[r] = read_super(p, row + (r < rows ? r : rows - 1), i, padded[r]);
-        for (int ahead = 0; ahead < SUPER_BYTES; ahead += 64) __builtin_prefetch(blocks[r] + SUPER_BYTES + ahead);
-    }
-#ifdef TILE_SCALES
-    for (int r = 0; r < TILE_ROWS; ++r) load_raw(bytes[r], blocks[r]);
-    load_tile_scales(to->scale, to->minimum, blocks);
-#else
-    u8x64 scale[TILE_ROWS], minimum[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; ++r) {
-        unpacked w;
-        load_raw_row(bytes[r], &w, blocks[r]);
-        memcpy(&scale[r], &w.scale, sizeof scale[r]);
-        if (MINIMUM) memcpy(&minimum[r], &w.minimum, sizeof minimum[r]);
-    }
-    transpose16(scale, 1), memcpy(to->scale, scale, sizeof to->scale);
-    if (MINIMUM) transpose16(minimum, 1), memcpy(to->minimum, minimum, sizeof to->minimum);
+// Interleaved weights have a kernel for few rows of x where groups are lanes of an accumulator.
+#if defined(LANES) && !defined(LANE_SCALES)
+#define INTERLEAVED_ROWS
 #endif
-    for (int j = 0; j < RAW; ++j) transpose16(&bytes[0][j], RAW);
-    for (int word = 0; word < 16; ++word) {
-        u8x64 codes[4];
-        raw_to_codes(codes, bytes[word]);
-        to->codes[words->position[word]] = codes[0], to->codes[words->position[16 + word]] = codes[1];
-        to->codes[words->position[32 + word]] = codes[2], to->codes[words->position[48 + word]] = codes[3];
-    }
-}
+#include "interleaved.h"
 #endif

@@ -21,16 +21,28 @@ INLINE void load_nibble_codes(u8x64 codes[4], const uint8_t* blocks, int offset)
     raw_nibbles(bytes, blocks, offset), split_nibbles(codes, bytes);
 }
 
-INLINE f32x16 load_block_scales(const uint8_t* blocks, int offset) {
-    return zero_extend(gather_halves(blocks + offset, BLOCK_BYTES));
-}
-
 // Adds fifth bits: bit j of the 32 bits at `offset` of a block belongs to weight j.
 INLINE void add_fifth_bits(u8x64 codes[4], const uint8_t* blocks, int offset) {
     for (int v = 0; v < 4; ++v) {
         const uint8_t* bits = blocks + offset + 4 * (v / 2) * BLOCK_BYTES + 2 * (v % 2);
         codes[v] = or_bytes(codes[v], where_set(gather_pairs(bits, BLOCK_BYTES), 16));
     }
+}
+
+// Loads the nibbles at `offset` + 4 of each of eight blocks, and the fifth bits at `offset`, bit j for weight j. In a
+// byte of the last vector bit v is the fifth bit of vector v.
+INLINE void raw_fifth_bits(u8x64 bytes[3], const uint8_t* blocks, int offset) {
+    raw_nibbles(bytes, blocks, offset + 4), bytes[2] = all_bytes(0);
+    for (int v = 0; v < 4; ++v) {
+        const uint8_t* bits = blocks + offset + 4 * (v / 2) * BLOCK_BYTES + 2 * (v % 2);
+        bytes[2] = or_where_set(bytes[2], gather_pairs(bits, BLOCK_BYTES), (uint8_t)(1 << v));
+    }
+}
+
+INLINE void join_fifth_bits(u8x64 codes[4], const u8x64 bytes[3]) {
+    split_nibbles(codes, bytes);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) codes[v] = or_bytes(codes[v], and_all(shift_left(bytes[2], 4 - v), 16));
 }
 
 #define ACCS 2

@@ -38,9 +38,17 @@ typedef struct {
     eight_bits* to;
 } eight_bits_job;
 
+// Interleaves rows of W [n, k] by 16 (interleaved.h). w_row: bytes between rows. to: aligned to 64 bytes.
+typedef struct {
+    const void* w;
+    int64_t w_row, n, k;
+    void* to;
+} interleaving;
+
 // y [m, n] = x [m, k] @ W [n, k].T * unit. w_row, packed_row: bytes between rows; y_row: floats between rows. table:
 // levels of a codebook of floats. eight: qgemm_eight_bits of W's format, where products_eight_bits.c multiplies its
-// codes. digits: int8 digits of x (0: floats). tiles: whether x is packed for tiles.
+// codes. digits: int8 digits of x (0: floats). tiles: whether x is packed for tiles. interleaved: whether w is
+// interleaved; w_row is then a sixteenth of the bytes of 16 rows.
 typedef struct {
     const void* w;
     int64_t w_row;
@@ -52,5 +60,5 @@ typedef struct {
     work_fn eight;
     int64_t m, n, k;
     float unit;
-    int32_t digits, tiles;
+    int32_t digits, tiles, interleaved;
 } product;

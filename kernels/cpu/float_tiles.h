@@ -149,15 +149,16 @@ INLINE void add_panel_tokens(const float* x, const panel w[PANELS], int depth, f
         for (int v = 0; v < PANELS; ++v) sums[t][v] = add_floats(sums[t][v], dots[t][v]);
 }
 
-INLINE void add_float_tiles(const product* p, int64_t i, const panel w[PANELS], f32x16 (*sums)[PANELS]) {
-    const int columns = multiplied_columns(p, i), prefetch = p->m >= PREFETCHED_TOKENS;
+INLINE void add_float_tiles(const product* p, int64_t tokens, int64_t i, const panel w[PANELS],
+                            f32x16 (*sums)[PANELS]) {
+    const int columns = multiplied_columns(p, i), prefetch = tokens >= PREFETCHED_TOKENS;
     for (int depth = 0; depth < columns; depth += DEPTH) {
         const float* x = (const float*)p->packed + SUPER * i * p->m;
         int64_t token = 0;
-        for (; token + PANEL_TOKENS <= p->m; token += PANEL_TOKENS)
+        for (; token + PANEL_TOKENS <= tokens; token += PANEL_TOKENS)
             add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, PANEL_TOKENS);
-        if (PARTS == 2 && p->m - token == 4) add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, 4);
-        if (PARTS == 2 && p->m - token == 2) add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, 2);
+        if (PARTS == 2 && tokens - token == 4) add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, 4);
+        if (PARTS == 2 && tokens - token == 2) add_panel_tokens(x + SUPER * token, w, depth, sums + token, prefetch, 2);
     }
 }
 

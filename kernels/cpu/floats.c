@@ -48,8 +48,8 @@ void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = enter_ieee_mode();
     if (p->tiles)
-        float_tiles(p, first, last);
+        float_tiles(p, p->m, first, last);
     else
-        multiply_rows_0(p, first, last);
+        multiply_rows_0(p, 0, first, last);
     restore_mode(mode);
 }

@@ -27,8 +27,8 @@ typedef uint32_t grid_point;
 static const grid_point GRID[] = GRID_POINTS;
 
 // The levels of 256 weights, in order.
-#if PART == 32
-// Points go from the table straight to registers: a load of 32 bytes would wait for the stores of its points.
+#if PART >= 32
+// Points go from the table straight to registers: a load of 32 bytes or more would wait for their stores.
 INLINE u8x16 sixteen_levels(const uint8_t* block, int i) {
 #define POINT(j) GRID[(uint32_t)(POINT_NUMBER(block, 16 / GRID_WEIGHTS * i + (j)))]
 #if GRID_WEIGHTS == 8
@@ -77,7 +77,7 @@ INLINE void load_signed_codes(u8x64 codes[4], const uint8_t* block, const uint64
 #ifdef SEVEN_SIGNS
 // The same where SEVEN_SIGNS(block, i) are the first seven signs of weights 8 i to 8 i + 7, from bit 0 on, and the
 // eighth makes the number of minuses even.
-#if PART == 32
+#if PART >= 32
 #define PARITY(n) (((n) ^ (n) >> 1 ^ (n) >> 2 ^ (n) >> 3 ^ (n) >> 4 ^ (n) >> 5 ^ (n) >> 6) & 1)
 #define MASK_BYTE(n, i) (((n) >> (i) & 1ull) * 255 << 8 * (i))
 #define MASK(n)                                                                                                  \
@@ -132,7 +132,5 @@ INLINE uint64_t spread_nibbles(uint32_t nibbles) {
 INLINE f32x8 odd_scales(float unit, uint64_t sc) { return (bytes_to_floats(sc) * 2 + 1) * unit; }
 
 INLINE f32x16 odd_scales_16(float unit, uint64_t first, uint64_t second) {
-    uint8_t sc[16];
-    memcpy(sc, &first, sizeof first), memcpy(sc + 8, &second, sizeof second);
-    return mul_all(add_floats(mul_all(to_float(load_bytes_as_ints(sc)), 2), all_floats(1)), unit);
+    return join_floats(odd_scales(unit, first), odd_scales(unit, second));
 }

@@ -61,6 +61,13 @@ INLINE void add_group(i32x16 dots[REGISTER_TOKENS][PANELS], const tile w[PANELS]
 #endif
 }
 
+// total + the products of a group of one row of x by 16 rows of W, from their integer sums.
+INLINE f32x16 add_scaled(f32x16 total, i32x16 dots, const tile_x* x, int group, f32x16 scale, f32x16 minimum) {
+    const f32x16 d = all_floats(x->d[group]), s = all_floats(x->s[group]), sum = to_float(dots);
+    total = mul_add(total, scale, ZERO_FROM_SUM(1) ? mul_add(s, sum, d) : mul(sum, d));
+    return MINIMUM ? mul_add(total, minimum, s) : total;
+}
+
 // Adds the products of REGISTER_TOKENS rows of x.
 INLINE void add_tokens(const tile_x* x, const tile w[PANELS], int groups, f32x16 (*sums)[PANELS], const int least) {
     f32x16 totals[REGISTER_TOKENS][PANELS];
@@ -69,13 +76,8 @@ INLINE void add_tokens(const tile_x* x, const tile w[PANELS], int groups, f32x16
         i32x16 dots[REGISTER_TOKENS][PANELS];
         EACH_SUM dots[t][v] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0);
         add_group(dots, w, x, group, least);
-        EACH_SUM {
-            const f32x16 d = all_floats(x[t].d[group]), s = all_floats(x[t].s[group]);
-            const f32x16 sum = to_float(dots[t][v]);
-            const f32x16 scaled = ZERO_FROM_SUM(1) ? mul_add(s, sum, d) : mul(sum, d);
-            totals[t][v] = mul_add(totals[t][v], w[v].scale[group], scaled);
-            if (MINIMUM) totals[t][v] = mul_add(totals[t][v], w[v].minimum[group], s);
-        }
+        EACH_SUM totals[t][v] =
+            add_scaled(totals[t][v], dots[t][v], &x[t], group, w[v].scale[group], w[v].minimum[group]);
     }
     EACH_SUM sums[t][v] = totals[t][v];
 }
@@ -87,9 +89,10 @@ static __attribute__((noinline, cold)) void add_least_tokens(const tile_x* x, co
 }
 #endif
 
-INLINE void add_integer_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
+INLINE void add_integer_tiles(const product* p, int64_t tokens, int64_t i, const tile w[PANELS],
+                              f32x16 (*sums)[PANELS]) {
     const int groups = (multiplied_columns(p, i) * GROUPS + SUPER - 1) / SUPER;
-    for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
+    for (int64_t token = 0; token < tokens; token += REGISTER_TOKENS) {
         const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
 #if SIGNED_CODES
         int least = 0;

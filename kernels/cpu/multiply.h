@@ -71,11 +71,13 @@ static int64_t chunk_size(int64_t count, int64_t chunks) {
     return (count + shares - 1) / shares;
 }
 
-// The product by one of the weights of a call; m: rows of x, packed for tiles or not. The caller adds where x is
-// packed.
-static product product_of(const target* t, int64_t m, int tiles) {
-    return (product){.w = t->w,
-                     .w_row = t->w_row,
+// The product by one of the weights of a call; m: rows of x; tiled: whether they are a multiple of TOKENS_OF_TILE, for
+// tiles. Interleaved weights read x packed for tiles in any case, unless it has three digits. The caller adds the
+// address of packed x.
+static product product_of(const target* t, int64_t m, int tiled) {
+    const int interleaved = t->interleaved && (tiled || t->digits == ONE_DIGIT), tiles = tiled || interleaved;
+    return (product){.w = interleaved ? t->interleaved : t->w,
+                     .w_row = interleaved ? t->interleaved_row : t->w_row,
                      .packed_row = tiles ? t->tile_bytes : t->row_bytes,
                      .y = t->y,
                      .y_row = t->y_row / (int64_t)sizeof(float),
@@ -85,8 +87,9 @@ static product product_of(const target* t, int64_t m, int tiles) {
                      .n = t->n,
                      .k = t->k,
                      .unit = t->unit,
-                     .digits = tiles && t->digits == EXACT_DIGITS ? 0 : t->digits,
-                     .tiles = tiles};
+                     .digits = tiled && t->digits == EXACT_DIGITS ? 0 : t->digits,
+                     .tiles = tiles,
+                     .interleaved = interleaved};
 }
 
 // Packs rows of x for a product.

@@ -212,22 +212,54 @@ INLINE group_floats combine_digits_3(const i32x16 dots[3][ACCS], const int32_t z
 #define MAX_TOKENS 2
 #define ROWS_HEADER ROWS_3
 #include "token_ladder.h"
+#undef DIGITS
+#undef MAX_TOKENS
+#undef ROWS_HEADER
+#ifdef INTERLEAVED_ROWS
+// The codes of a group are a run of LANES words in each vector of an accumulator, which has RUNS of them.
+enum { RUNS = 16 / LANES };
+INLINE int run_of_group(int group) {
+    int result = 0;
+#pragma GCC unroll 16
+    for (int run = 0; run < GROUPS; ++run)
+        if (WEIGHT_OF(4 / ACCS * (run / RUNS), 4 * LANES * (run % RUNS)) * GROUPS / SUPER == group) result = run;
+    return result;
+}
+
+#define DIGITS interleaved
+#define MAX_TOKENS (PARTS == 1 ? 4 : 2)
+#define ROWS_HEADER "rows_of_lanes.h"
+#include "token_ladder.h"
+#endif
 
 // ---- weights
 
 #include "decode.h"
 #include "to_eight_bits.h"
 
-// Multiplies rows first to last - 1 of W by all rows of x: one thread's share. Tiles accept a multiple of
+// Tiles are unpacked for a multiple of REGISTER_TOKENS rows of x, LEAST_UNPACKED at least. Other rows come with
+// interleaved weights only, whose codes then stay in registers.
+enum { LEAST_UNPACKED = PARTS == 1 ? 8 : 4 };
+static void multiply_by_tiles(const product* p, int64_t first, int64_t last) {
+    const int64_t tokens = p->m < LEAST_UNPACKED ? 0 : p->m / REGISTER_TOKENS * REGISTER_TOKENS;
+    if (tokens) integer_tiles(p, tokens, first, last);
+#ifdef INTERLEAVED_ROWS
+    multiply_rows_interleaved(p, tokens, first, last);
+#endif
+}
+
+// Multiplies rows first to last - 1 of W by all rows of x: one thread's share. Float tiles accept a multiple of
 // TOKENS_OF_TILE rows of x, up to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = enter_ieee_mode();
-    if (p->tiles)
-        (p->digits == 1 ? integer_tiles : float_tiles)(p, first, last);
+    if (p->tiles && p->digits == 1)
+        multiply_by_tiles(p, first, last);
+    else if (p->tiles)
+        float_tiles(p, p->m, first, last);
     else if (p->digits == 1)
-        multiply_rows_1(p, first, last);
+        multiply_rows_1(p, 0, first, last);
     else
-        multiply_rows_3(p, first, last);
+        multiply_rows_3(p, 0, first, last);
     restore_mode(mode);
 }

@@ -90,8 +90,9 @@ static void unpack_tile(tile* to, const product* p, int64_t row, int rows, int64
         for (int j = 0; j < 4; ++j) to->codes[16 * j + word] = bytes[word][j];
 }
 
-INLINE void add_eight_bit_tiles(const product* p, int64_t i, const tile w[PANELS], f32x16 (*sums)[PANELS]) {
-    for (int64_t token = 0; token < p->m; token += REGISTER_TOKENS) {
+INLINE void add_eight_bit_tiles(const product* p, int64_t tokens, int64_t i, const tile w[PANELS],
+                                f32x16 (*sums)[PANELS]) {
+    for (int64_t token = 0; token < tokens; token += REGISTER_TOKENS) {
         const packed_x* x = (const packed_x*)p->packed + i * p->m + token;
         i32x16 dots[REGISTER_TOKENS][PANELS];
         EACH_SUM dots[t][v] = all_ints(x[t].start);
@@ -115,6 +116,9 @@ INLINE void add_eight_bit_tiles(const product* p, int64_t i, const tile w[PANELS
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const product* p = argument;
     const uint64_t mode = enter_ieee_mode();
-    (p->tiles ? eight_bit_tiles : eight_bit_rows)(p, first, last);
+    if (p->tiles)
+        eight_bit_tiles(p, p->m, first, last);
+    else
+        eight_bit_rows(p, first, last);
     restore_mode(mode);
 }

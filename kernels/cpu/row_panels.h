@@ -28,8 +28,9 @@ INLINE void count_rows(int rows[PANELS], void* w, size_t size, int64_t left) {
     }
 }
 
-static void store_panels(const product* p, int64_t row, const int rows[PANELS], f32x16 (*sums)[PANELS]) {
-    for (int64_t token = 0; token < p->m; ++token)
+static void store_panels(const product* p, int64_t tokens, int64_t row, const int rows[PANELS],
+                         f32x16 (*sums)[PANELS]) {
+    for (int64_t token = 0; token < tokens; ++token)
         for (int v = 0; v < PANELS; ++v) {
             float values[TILE_ROWS];
             const f32x16 scaled = mul_all(sums[token][v], p->unit);

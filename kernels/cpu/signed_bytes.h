@@ -2,7 +2,7 @@
 #pragma once
 
 #define CODE_BITS 8
-#include "unpacked.h"
+#include "half_scales.h"
 
 #define SHIFT 128
 #define LEAST_CODES  // codes of -128
@@ -14,13 +14,16 @@
 #define HIGH_GROUP(acc) (2 * (acc) + 1)
 #define WEIGHT_OF(v, i) (64 * (v) + (i))
 
-// Unpacks the codes at `offset` of eight blocks, and the half at the start of each as its scale.
-INLINE unpacked unpack_signed_bytes(const uint8_t* blocks, int offset) {
-    unpacked result;
+// Levels, LEVEL_OFFSET bytes after the start of a block, whose first half is its scale.
+#define RAW 4
+INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* blocks) {
     for (int i = 0; i < 4; ++i) {
-        const uint8_t *first = blocks + 2 * i * BLOCK_BYTES + offset, *second = first + BLOCK_BYTES;
-        result.codes[i] = xor_all(join_halves(first, second), SHIFT);
+        const uint8_t *first = blocks + 2 * i * BLOCK_BYTES + LEVEL_OFFSET, *second = first + BLOCK_BYTES;
+        bytes[i] = join_halves(first, second);
     }
-    result.scale = zero_extend(gather_halves(blocks, BLOCK_BYTES));
-    return result;
 }
+INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) codes[i] = xor_all(bytes[i], SHIFT);
+}
+INLINE void load_scales(unpacked* w, const uint8_t* blocks) { w->scale = load_block_scales(blocks, 0); }

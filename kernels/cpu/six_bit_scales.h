@@ -17,23 +17,21 @@ INLINE void load_six_bit_scales(unpacked* to, const uint8_t* block) {
     to->minimum = zero_extend(dmin * bytes_to_floats((low[1] & 0x3f3f3f3f) | (uint64_t)minimums << 32));
 }
 
-// The same for 16 rows, one row a lane.
-#define TILE_SCALES
-INLINE void load_tile_scales(f32x16 scale[8], f32x16 minimum[8], const uint8_t* const blocks[16]) {
-    uint16_t halves[2][16];
-    uint32_t words[3][16];
-    for (int r = 0; r < 16; ++r) {
-        memcpy(&halves[0][r], blocks[r], 2), memcpy(&halves[1][r], blocks[r] + 2, 2);
-        for (int i = 0; i < 3; ++i) memcpy(&words[i][r], blocks[r] + 4 + 4 * i, 4);
-    }
-    const f32x16 d = load_halves(halves[0]), dmin = mul_all(load_halves(halves[1]), -1);
-    const i32x16 first = load_ints(words[0]), second = load_ints(words[1]), rest = load_ints(words[2]);
+// The same for 16 rows, one row a lane: fields 2 and 3 are the low six bits of scales, 4 and 5 those of minimums.
+#define SCALE_SHORTS 8
+INLINE void copy_scales(uint16_t to[SCALE_SHORTS], const uint8_t* block) { memcpy(to, block, 2 * SCALE_SHORTS); }
+
+INLINE void load_tile_scales(f32x16 scale[8], f32x16 minimum[8], const uint16_t fields[SCALE_SHORTS][16]) {
+    const f32x16 d = load_halves(fields[0]), dmin = mul_all(load_halves(fields[1]), -1);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-        const i32x16 sc = or_ints(bit_field(rest, 8 * i, 15), shift_ints(bit_field(first, 8 * i + 6, 3), 4));
-        const i32x16 m = or_ints(bit_field(rest, 8 * i + 4, 15), shift_ints(bit_field(second, 8 * i + 6, 3), 4));
-        scale[i] = mul(to_float(bit_field(first, 8 * i, 63)), d), scale[4 + i] = mul(to_float(sc), d);
-        minimum[i] = mul(to_float(bit_field(second, 8 * i, 63)), dmin), minimum[4 + i] = mul(to_float(m), dmin);
+        const i32x16 first = load_high_shorts(fields[2 + i / 2]), second = load_high_shorts(fields[4 + i / 2]);
+        const i32x16 rest = load_high_shorts(fields[6 + i / 2]);
+        const int bit = 16 + 8 * (i % 2);
+        const i32x16 sc = or_ints(bit_field(rest, bit, 15), shift_ints(bit_field(first, bit + 6, 3), 4));
+        const i32x16 m = or_ints(bit_field(rest, bit + 4, 15), shift_ints(bit_field(second, bit + 6, 3), 4));
+        scale[i] = mul(to_float(bit_field(first, bit, 63)), d), scale[4 + i] = mul(to_float(sc), d);
+        minimum[i] = mul(to_float(bit_field(second, bit, 63)), dmin), minimum[4 + i] = mul(to_float(m), dmin);
     }
 }
 

@@ -1,9 +1,9 @@
-// y for all rows of x by rows first to last - 1 of W: four rows of x at a time, then two, then one. Defines
+// y for rows of x from `token` on by rows first to last - 1 of W: four rows of x at a time, then two, then one. Defines
 // multiply_rows_DIGITS, and by ROWS_HEADER the functions rows_DIGITS_TOKENS for each number of rows.
 //
 // Macros:
 //
-// DIGITS        int8 digits of x; 0: floats
+// DIGITS        int8 digits of x; 0: floats; interleaved: one digit by interleaved weights
 // MAX_TOKENS    the largest number of rows of x at a time, 4 or 2
 // ROWS_HEADER   defines ROWS_NAME(rows), the product of TOKENS rows of x
 #ifndef ROWS_NAME
@@ -26,8 +26,7 @@
 #include ROWS_HEADER
 #undef TOKENS
 
-INLINE void JOIN_2(multiply_rows, DIGITS)(const product* p, int64_t first, int64_t last) {
-    int64_t token = 0;
+INLINE void JOIN_2(multiply_rows, DIGITS)(const product* p, int64_t token, int64_t first, int64_t last) {
 #if MAX_TOKENS == 4
     for (; token + 4 <= p->m; token += 4) JOIN_3(rows, DIGITS, 4)(p, token, first, last);
 #endif

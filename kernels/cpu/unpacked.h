@@ -30,7 +30,8 @@
 //                    scale and minimum of each lane. Integer sums of lanes then become floats at once (lane_rows.h),
 //                    and LANES, LOW_GROUP and the like are not needed.
 // LANE_CODES         besides, load_lane_codes(codes, blocks) makes codes that count LANE_FACTOR(lane) each
-// TILE_SCALES        load_tile_scales(scale, minimum, blocks) loads scales and minimums of 16 rows, one row a lane
+// OWN_UNPACK         besides RAW: the header defines an unpack(blocks) that is faster than its three steps
+// SCALE_SHORTS       scales of 16 rows, one row a lane, from pairs of bytes (interleaved.h)
 #pragma once
 
 #include "block_numbers.h"

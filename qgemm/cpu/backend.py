@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qgemm.arguments import Activation, Array, Weights, check_not_scalar
+from qgemm.arguments import Activation, Array, check_not_scalar
 from qgemm.arrays import as_numpy, like
 from qgemm.backend import PRODUCTS, Status, Tuned
 from qgemm.codec import search
@@ -77,9 +77,10 @@ class CpuBackend:
     def check_upload(self, fmt: Format, shape: tuple[int, ...], who: str) -> None:
         """Nothing to check: the host holds tensors of any format and shape."""
 
-    def upload(self, tensor: Weights, blocks: Blocks) -> Weights:
-        """The Tensor itself: the host multiplies by blocks as they are."""
-        return tensor
+    def upload(self, tensor: Tensor, blocks: Blocks) -> Tensor:
+        """A Tensor with an interleaved copy of its weights; the Tensor itself where products have no use for one."""
+        copy = native.interleaved(tensor, blocks)
+        return tensor if copy is None else tensor.with_interleaved(copy)
 
     def status(self) -> Status:
         """Always available."""

@@ -18,6 +18,19 @@ INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* block) {
     bytes[0] = load64(block + 8), bytes[1] = load64(block + 72);
 }
 INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) { lookup_nibbles(codes, bytes); }
+#define SCALE_SHORTS 4
+INLINE void copy_scales(uint16_t to[SCALE_SHORTS], const uint8_t* block) { memcpy(to, block, 2 * SCALE_SHORTS); }
+INLINE void load_tile_scales(f32x16 scale[8], f32x16* minimum, const uint16_t fields[SCALE_SHORTS][16]) {
+    (void)minimum;
+    const f32x16 d = load_halves(fields[0]);
+    const i32x16 high = load_high_shorts(fields[1]);
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; ++g) {
+        const i32x16 low = bit_field(load_high_shorts(fields[2 + g / 4]), 16 + 4 * (g % 4), 15);
+        const i32x16 sc = or_ints(low, shift_ints(bit_field(high, 16 + 2 * g, 3), 4));
+        scale[g] = mul(d, add_floats(to_float(sc), all_floats(-32)));
+    }
+}
 INLINE void load_scales(unpacked* w, const uint8_t* block) {
     w->scale = zero_extend(half_to_float(load_half(block)) * (bytes_to_floats(unpack_six_bit_scales(block)) - 32));
 }

@@ -21,6 +21,24 @@ INLINE f32x8 decode_half_ue4m3(uint64_t bytes) {
     return (f32x8)(((small & (i32x8)steps) | (~small & ((code << 20) + (119 << 23)))) & not_nan);
 }
 
+#define SCALE_SHORTS 8
+INLINE void copy_scales(uint16_t to[SCALE_SHORTS], const uint8_t* blocks) {
+    for (int i = 0; i < 4; ++i) memcpy(to + 2 * i, blocks + i * BLOCK_BYTES, 4);
+}
+INLINE void load_tile_scales(f32x16 scale[16], f32x16* minimum, const uint16_t fields[SCALE_SHORTS][16]) {
+    (void)minimum;
+#pragma GCC unroll 16
+    for (int g = 0; g < 16; ++g) {
+        const i32x16 all = bit_field(load_high_shorts(fields[g / 2]), 16 + 8 * (g % 2), 255);
+        const f32x16 steps = mul_all(to_float(bit_field(all, 0, 7)), 0x1p-10f);
+        EACH_PART {
+            const i32_part code = all.part[i] & 127, small = code < 8, not_nan = all.part[i] != 127;
+            const i32_part normal = (code << 20) + (119 << 23);
+            scale[g].part[i] = (f32_part)(((small & (i32_part)steps.part[i]) | (~small & normal)) & not_nan);
+        }
+    }
+}
+
 #define RAW 2
 INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* blocks) {
     const uint8_t *first = blocks + 4, *second = first + BLOCK_BYTES, *third = second + BLOCK_BYTES;

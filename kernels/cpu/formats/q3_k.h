@@ -6,6 +6,19 @@
 #define GROUPS 16
 #define QUAD_GROUP(acc, quad) (8 * ((quad) / 2) + 2 * (acc) + (quad) % 2)
 
+#define SCALE_SHORTS 7
+INLINE void copy_scales(uint16_t to[SCALE_SHORTS], const uint8_t* block) { memcpy(to, block + 96, 2 * SCALE_SHORTS); }
+INLINE void load_tile_scales(f32x16 scale[16], f32x16* minimum, const uint16_t fields[SCALE_SHORTS][16]) {
+    (void)minimum;
+    const f32x16 d = load_halves(fields[6]);
+#pragma GCC unroll 16
+    for (int g = 0; g < 16; ++g) {
+        const i32x16 low = bit_field(load_high_shorts(fields[g % 8 / 2]), 16 + 8 * (g % 2) + 4 * (g / 8), 15);
+        const i32x16 high = bit_field(load_high_shorts(fields[4 + g % 4 / 2]), 16 + 8 * (g % 2) + 2 * (g / 4), 3);
+        scale[g] = mul(add_floats(to_float(or_ints(low, shift_ints(high, 4))), all_floats(-32)), d);
+    }
+}
+
 // Bit v of a byte of the last vector is the high bit of vector v; in its upper half the bits are stored four places
 // higher.
 #define RAW 2
@@ -26,8 +39,6 @@ INLINE void load_scales(unpacked* w, const uint8_t* block) {
     const uint64_t low = 0x0f0f0f0f0f0f0f0f, two = 0x3030303030303030;  // low and high bits of sc + 32
     const uint64_t sc = (nibbles & low) | (((uint64_t)(rest >> 2) << 32 | (rest & 0x03030303)) << 4 & two);
     const uint64_t sc8 = (nibbles >> 4 & low) | (((uint64_t)(rest >> 6) << 32 | (rest >> 4 & 0x03030303)) << 4 & two);
-    uint8_t scales[16];
-    memcpy(scales, &sc, sizeof sc), memcpy(scales + 8, &sc8, sizeof sc8);
-    w->scale = mul_all(add_floats(to_float(load_bytes_as_ints(scales)), all_floats(-32)),
-                       half_to_float(load_half(block + 108)));
+    const f32x16 scales = join_floats(bytes_to_floats(sc), bytes_to_floats(sc8));
+    w->scale = mul_all(add_floats(scales, all_floats(-32)), half_to_float(load_half(block + 108)));
 }

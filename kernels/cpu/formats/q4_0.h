@@ -3,6 +3,8 @@
 #include "../blocks_of_32.h"
 
 #define ZERO 8
+#include "../half_scales.h"
+
 #define RAW 2
 INLINE void load_raw(u8x64 bytes[RAW], const uint8_t* blocks) { raw_nibbles(bytes, blocks, 2); }
 INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) { split_nibbles(codes, bytes); }

@@ -25,6 +25,18 @@ INLINE void raw_to_codes(u8x64 codes[4], const u8x64 bytes[RAW]) {
     codes[2] = or_bytes(codes[2], and_all(shift_left(bytes[2], 2), 0x30));
     codes[3] = or_bytes(codes[3], and_all(shift_right(bytes[2], 2), 0x30));
 }
+#define SCALE_SHORTS 9
+INLINE void copy_scales(uint16_t to[SCALE_SHORTS], const uint8_t* block) { memcpy(to, block + 192, 2 * SCALE_SHORTS); }
+INLINE void load_tile_scales(f32x16 scale[16], f32x16* minimum, const uint16_t fields[SCALE_SHORTS][16]) {
+    (void)minimum;
+    const f32x16 d = load_halves(fields[8]);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        const i32x16 both = load_high_shorts(fields[i]);
+        scale[2 * i] = mul(to_float(shift_ints_right(shift_ints(both, 8), 24)), d);
+        scale[2 * i + 1] = mul(to_float(shift_ints_right(both, 24)), d);
+    }
+}
 INLINE void load_scales(unpacked* w, const uint8_t* block) {
     w->scale = mul_all(load_signed_bytes(block + 192), half_to_float(load_half(block + 208)));
 }

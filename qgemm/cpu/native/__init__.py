@@ -3,10 +3,11 @@ reference, and serves where neither can be.
 """
 
 from .calls import GATES
+from .interleave import interleaved
 from .libraries import serves
 from .library import origin, reason
 from .products import decode, preparation, quantize, quantize_groups
 
 __all__ = [
-    "GATES", "decode", "origin", "preparation", "quantize", "quantize_groups", "reason", "serves",
+    "GATES", "decode", "interleaved", "origin", "preparation", "quantize", "quantize_groups", "reason", "serves",
 ]  # fmt: skip

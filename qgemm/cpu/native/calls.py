@@ -12,6 +12,7 @@ A8, A16, FLOATS = 1, 3, 0  # digits of x: one int8, three of 8 bits; none where 
 PACKED_TOKENS = 512  # rows of x that are packed at a time as one digit; half of that in float32, for the caches
 OF_TILE = 8  # rows of x in a tile
 LEAST_TILED = 16  # rows of x: fewer are multiplied one by one
+LANES = 16  # rows of W that are interleaved (kernels/cpu/interleaved.h)
 ROWS = 32  # rows of W of a thread at least: two tiles
 TARGETS = 16  # weights of a call at most
 CHUNKS = 8  # chunks a thread: the last ones even out threads that were interrupted
@@ -33,7 +34,8 @@ class Target(ctypes.Structure):
     the format's library that converts W to codes of eight bits for "a8_g256", or none. quantize: the function that
     quantizes x to blocks of activations, or none. x_row, w_row, y_row, residual_row: bytes from a row to the next.
     row_bytes, tile_bytes: bytes of a packed row of x. packed_by: index of the weights in the call that pack x for
-    these. table: the levels of a codebook of floats, padded to TABLE. unit: factor of all sums. x_type, y_type,
+    these. interleaved: W interleaved by 16 rows, or none; interleaved_row: a sixteenth of the bytes of 16 rows.
+    table: the levels of a codebook of floats, padded to TABLE. unit: factor of all sums. x_type, y_type,
     residual_type: codes of TYPES; blocks have the x_type of float32. bias: n float32, or none. residual: [m, n]
     numbers, or none. gate: a code of GATES; these weights then gate the next ones, which have no y of their own.
     """
@@ -41,6 +43,7 @@ class Target(ctypes.Structure):
     _fields_ = (
         ("pack", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("quantize", ctypes.c_void_p),
         ("eight", ctypes.c_void_p), ("w", ctypes.c_void_p), ("w_row", ctypes.c_int64), ("table", ctypes.c_void_p),
+        ("interleaved", ctypes.c_void_p), ("interleaved_row", ctypes.c_int64),
         ("n", ctypes.c_int64), ("k", ctypes.c_int64), ("x_row", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64), ("tile_bytes", ctypes.c_int64),
         ("unit", ctypes.c_float), ("digits", ctypes.c_int32), ("packed_by", ctypes.c_int64),

@@ -14,7 +14,7 @@ from qgemm.codec.group_activations import MIN_MAGNITUDE
 from qgemm.formats import FORMATS
 
 from . import prebuilt
-from .calls import OF_TILE, OF_TYPES, PACKED_TOKENS, Decoding, fields
+from .calls import LEAST_TILED, OF_TILE, OF_TYPES, PACKED_TOKENS, Decoding, fields
 from .compiler import compiler
 from .library import Loader, reason
 from .pool import pooled
@@ -33,6 +33,7 @@ def source(fmt: Format) -> Source | None:
         "BLOCK_BYTES": str(fmt.block_bytes),
         "BLOCK_WEIGHTS": str(fmt.weights),
         "TOKENS_OF_TILE": str(OF_TILE),
+        "LEAST_TILED": str(LEAST_TILED),
         "MOST_TOKENS": str(PACKED_TOKENS),
         "DECODING_FIELDS": fields(Decoding),
         **OF_TYPES,

@@ -18,6 +18,7 @@ from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
 from .calls import A8, A16, FLOATS, LEAST_TILED, PACKED_TOKENS, ROWS, TABLE, TARGETS, TYPES, Decoding, Target, fields
+from .interleave import read_interleaved
 from .libraries import loaded, multiplied_as, serves, sized, source
 from .library import Loader, compiles, library, reason
 from .pool import pool, pooled, ready, run
@@ -271,9 +272,10 @@ def targets_of(products: Sequence[Operands], x: Operand, m: int, k: int, activat
         target.gate = p.gate
         if x.type is None:
             target.quantize = None
-        else:
-            target.x_type = x.type
-        target.packed_by = packers.setdefault((target.pack, target.digits), i)
+        target.x_type = x.type or 0
+        if p.w.interleaved is not None and not target.eight:
+            read_interleaved(target, p.w.interleaved)
+        target.packed_by = packers.setdefault((target.pack, target.digits, bool(target.interleaved)), i)
         if target.packed_by == i:
             nbytes += scratch_bytes(target, m)
     converted = min(m, tokens(targets[0])) * k * np.dtype(np.float32).itemsize if targets[0].x_type else 0
@@ -287,7 +289,8 @@ def tokens(target: Target) -> int:
 
 def scratch_bytes(target: Target, m: int) -> int:
     """The bytes of m rows of x, packed for a format."""
-    return int(min(m, tokens(target)) * max(target.row_bytes, target.tile_bytes if m >= LEAST_TILED else 0))
+    tile_bytes = target.tile_bytes if m >= LEAST_TILED or target.interleaved else 0
+    return int(min(m, tokens(target)) * max(target.row_bytes, tile_bytes))
 
 
 @lru_cache(maxsize=1024)
