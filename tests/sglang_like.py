@@ -15,7 +15,7 @@ from torch_layers import torch
 
 
 class HookType(Enum):
-    AFTER, AROUND, REPLACE = "after", "around", "replace"
+    BEFORE, AFTER, AROUND, REPLACE = "before", "after", "around", "replace"
 
 
 class HookRegistry:
@@ -24,6 +24,18 @@ class HookRegistry:
     @classmethod
     def register(cls, target, hook, hook_type=HookType.AFTER, *, source=None):
         cls._hooks[target].append((hook_type, hook, source))
+
+
+class LoadFormat(Enum):
+    AUTO, GGUF = "auto", "gguf"
+
+
+class LoRAAdapter:
+    def initialize_weights(self): ...
+
+
+def get_lora_layer(layer, lora_backend, *, experts_shared_outer_loras=False, max_lora_rank=None):
+    return "SGLang's own"
 
 
 class StandardCombineInput:
@@ -53,6 +65,7 @@ def apply_gguf_embedding(x, qweight, qweight_type, hidden_size, dtype=None):
 
 class GGUFModelLoader:
     tensors: Any = ()  # names and tensors of the file
+    routers: Any = ()  # TopKConfig of each layer of experts
 
     def _get_weights_iterator(self, model_name_or_path, gguf_to_hf_name_map):
         yield from self.tensors
@@ -60,6 +73,9 @@ class GGUFModelLoader:
     def load_model(self, *, model_config, device_config):
         model = torch.nn.Module()
         model.loaded = dict(self._get_weights_iterator("model.gguf", {}))
+        for number, config in enumerate(self.routers):
+            model.add_module(f"topk{number}", torch.nn.Module())
+            getattr(model, f"topk{number}").topk_config = config
         return model
 
 
@@ -72,6 +88,9 @@ MODULES: dict[str, dict[str, Any]] = {
         "GGUFLinearMethod": GGUFLinearMethod, "GGUFMoEMethod": GGUFMoEMethod,
         "fused_mul_mat_gguf": fused_mul_mat_gguf, "apply_gguf_embedding": apply_gguf_embedding,
     },
+    "sglang.srt.configs": {}, "sglang.srt.configs.load_config": {"LoadFormat": LoadFormat},
+    "sglang.srt.lora": {}, "sglang.srt.lora.lora": {"LoRAAdapter": LoRAAdapter},
+    "sglang.srt.lora.lora_manager": {"get_lora_layer": get_lora_layer},
     "sglang.srt.model_loader": {}, "sglang.srt.model_loader.loader": {"GGUFModelLoader": GGUFModelLoader},
 }  # fmt: skip
 

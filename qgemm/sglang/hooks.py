@@ -5,6 +5,8 @@ apply                           one output of a merged layer; the weighted sum o
 fused_mul_mat_gguf, fused_moe_gguf, apply_gguf_embedding
                                 a packed weight in place of bytes; bytes go to SGLang's own kernels
 load_model                      rows of Q and K in SGLang's order; kernels are compiled before CUDA graphs are captured
+initialize_weights, get_lora_layer
+                                LoRA adapters beside a .gguf file, for linear layers
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from qgemm.torch.serving import Shard
 
 MODULE = "sglang.srt.layers.quantization.gguf"
 LOADER = "sglang.srt.model_loader.loader.GGUFModelLoader.load_model"
+LORA = "sglang.srt.lora"
 FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 QKV = {"q": 0, "k": 1, "v": 2}
 FUNCTIONS = {"silu": "swiglu", "gelu": "geglu"}
@@ -145,7 +149,11 @@ def rows(
 
 
 def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, device_config: Any) -> Any:
-    """The model with packed weights. SGLang 0.5.23 leaves rows of Q and K as llama.cpp orders them."""
+    """The model with packed weights, without two faults of SGLang 0.5.23.
+
+    It leaves rows of Q and K as llama.cpp orders them, and does not divide the router's factors of Qwen3-MoE by their
+    sum, which llama.cpp does.
+    """
     weights_of = loader._get_weights_iterator
     config = model_config.hf_config
     with Patched() as patched:
@@ -155,6 +163,9 @@ def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, 
             lambda *names: serving.in_halves(with_one_type(weights_of(*names)), config),
         )
         model = original(loader, model_config=model_config, device_config=device_config)
+    if config.model_type == "qwen3_moe" and config.norm_topk_prob:
+        for topk in filter(None, (getattr(module, "topk_config", None) for module in model.modules())):
+            topk.renormalize = True
     prepare_model(model)
     return model
 
@@ -185,6 +196,27 @@ def prepare_model(model: Any) -> None:
     logger.info("qgemm multiplies by packed weights: %s; %s", text, prepared)
 
 
+# ---------------------------------------------------------------- LoRA
+
+
+def adapter_files(adapter: Any) -> None:
+    """Let SGLang read an adapter's safetensors: it would look for the format of the model's file, and fail."""
+    from sglang.srt.configs.load_config import LoadFormat
+
+    if adapter.load_config.load_format == LoadFormat.GGUF:
+        adapter.load_config = replace(adapter.load_config, load_format=LoadFormat.AUTO)
+
+
+def lora_layer(original: Callable[..., Any], layer: Any, *backend: Any, **options: Any) -> Any:
+    """SGLang's layer around one with packed weights; UnsupportedError for experts, tables and heads."""
+    if hasattr(layer, "qgemm_weights") and not hasattr(layer, "input_size"):
+        raise UnsupportedError(
+            f"LoRA of {type(layer).__name__} over a .gguf file is not supported; --lora-target-modules can name "
+            "linear layers, such as q_proj"
+        )
+    return original(layer, *backend, **options)
+
+
 HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{MODULE}.GGUFLinearMethod.process_weights_after_loading": ("REPLACE", process_linear),
     f"{MODULE}.GGUFLinearMethod.apply": ("REPLACE", apply_linear),
@@ -193,4 +225,6 @@ HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{MODULE}.fused_mul_mat_gguf": ("AROUND", mul_mat),
     f"{MODULE}.apply_gguf_embedding": ("AROUND", rows),
     LOADER: ("AROUND", load_model),
+    f"{LORA}.lora.LoRAAdapter.initialize_weights": ("BEFORE", adapter_files),
+    f"{LORA}.lora_manager.get_lora_layer": ("AROUND", lora_layer),
 }

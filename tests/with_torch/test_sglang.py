@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -136,6 +137,44 @@ def test_rows_of_q_and_k_are_in_the_order_of_sglang(hooks, monkeypatch, kind, ro
     assert model.loaded[up].equal(tensor)
     assert model.loaded[number] == 2
     assert model.loaded[bias].equal(tensor[rows, 0])
+
+
+@pytest.mark.parametrize(("kind", "divided"), [("qwen3_moe", True), ("qwen3_moe", False), ("other", True)])
+def test_factors_of_qwen3s_router_are_divided_by_their_sum(hooks, monkeypatch, kind, divided):
+    """SGLang 0.5.23 leaves them for .gguf files."""
+    monkeypatch.setattr(hooks, "prepare_model", lambda model: None)
+    loader = sglang_like.GGUFModelLoader()
+    loader.routers = [SimpleNamespace(renormalize=False) for _ in range(2)]
+    config = SimpleNamespace(hf_config=SimpleNamespace(model_type=kind, norm_topk_prob=divided))
+    hooks.load_model(sglang_like.GGUFModelLoader.load_model, loader, model_config=config, device_config=None)
+    assert [router.renormalize for router in loader.routers] == [kind == "qwen3_moe" and divided] * 2
+
+
+def test_adapters_beside_a_file_are_read_in_their_own_format(hooks):
+    @dataclass(frozen=True)
+    class LoadConfig:
+        load_format: object
+        path: str = "adapter"
+
+    formats = sglang_like.LoadFormat
+    shared = LoadConfig(formats.GGUF)
+    adapter = SimpleNamespace(load_config=shared)
+    hooks.adapter_files(adapter)
+    assert adapter.load_config == LoadConfig(formats.AUTO)
+    assert shared.load_format == formats.GGUF  # the model's
+    adapter.load_config = untouched = LoadConfig("sharded")
+    hooks.adapter_files(adapter)
+    assert adapter.load_config is untouched
+
+
+def test_lora_of_experts_and_tables_is_refused(hooks):
+    own = sglang_like.get_lora_layer
+    layer = linear(hooks, {None: weights("q4_0", 32)})
+    assert hooks.lora_layer(own, layer, "backend", max_lora_rank=8) == "SGLang's own"
+    assert hooks.lora_layer(own, torch.nn.Module(), "backend") == "SGLang's own"  # floats alone
+    del layer.input_size  # as of a table
+    with pytest.raises(QgemmError, match=r"LoRA of Module over a \.gguf file.*--lora-target-modules"):
+        hooks.lora_layer(own, layer, "backend")
 
 
 def test_gate_and_up_of_two_types_are_refused_before_loading(hooks):
