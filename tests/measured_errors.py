@@ -229,7 +229,7 @@ def noise_of(x: Any, size: Any, loss: Any, tensor_cores: bool = True, summed: An
     """The predicted RMS error [M, N] of sums of x [M, K] times weights of magnitudes size [N, K], float64 both.
 
     loss [N]: relative error of the weights, by weight_loss. summed [N, K]: the magnitudes of the terms that a kernel
-    adds, if these are not the weights: codes with an offset, which it subtracts after the sum.
+    adds, if these are not the weights: it may sum codes with an offset and subtract that after the sum.
     """
     with np.errstate(invalid="ignore"):  # x may be NaN or infinite
         square = x * x
