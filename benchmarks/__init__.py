@@ -6,6 +6,7 @@ goals      the project's own goals, as data
 gpu        products on random weights; baselines, calls, host, mma, pack, planes, step, sweep: its parts
 moe        layers of experts; moe_baselines, moe_host, moe_layers: its parts
 model      tokens a second of whole models, by transformers
+engines    tokens a second of vLLM, beside other kernels: `python -m benchmarks.engines --help`
 shard      layers sharded over the GPUs of one host; shard_load: the time to load them
 encode     encoding on a GPU
 cpu        the CPU backend beside the gguf package; convert: the converter beside a loop of it

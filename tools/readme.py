@@ -22,7 +22,7 @@ import recipes
 from gguf import MODEL_ARCH_NAMES
 from numpy.typing import NDArray
 
-from benchmarks.report import cpu_tables, eight_bit_tables, expert_tables, models, shards, tables
+from benchmarks.report import cpu_tables, eight_bit_tables, engines, expert_tables, models, shards, tables
 from qgemm import FORMATS
 from qgemm.cli import convert
 from qgemm.codec.format import Format
@@ -237,6 +237,7 @@ DOCUMENTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/recipes.md": {name: partial(recipes.section, name) for name in recipes.SPEEDS},
     "docs/torch.md": {"models": models.table},
+    "docs/engines.md": {"engines": engines.table},
     "docs/api/index.md": {"names": api_pages.index},
     **{
         f"docs/api/{page}.md": {"reference": partial(api_pages.page, f"{page}.md")}
