@@ -19,6 +19,7 @@ from vllm_gguf_plugin.weight_utils import get_gguf_weight_type_map
 
 from qgemm.arguments import check_activation
 from qgemm.codec.format import Format
+from qgemm.errors import UnsupportedError
 from qgemm.formats import GGML_TYPES
 from qgemm.preparation import prepare
 from qgemm.tensor import Tensor
@@ -33,9 +34,12 @@ _formats: dict[str, Format] = {}  # name of a tensor in the model -> format, for
 
 
 def activation_of(vllm_config: Any) -> Any:
-    """The kind of activations that vLLM's configuration asks for."""
-    options = vllm_config.additional_config
-    return check_activation(options.get(OPTION, {}).get("activation") if isinstance(options, dict) else None)
+    """The kind of activations that vLLM's configuration asks for; UnsupportedError for options that do not exist."""
+    additional = vllm_config.additional_config
+    options = additional.get(OPTION, {}) if isinstance(additional, dict) else {}
+    if not isinstance(options, dict) or not set(options) <= {"activation", "version"}:
+        raise UnsupportedError(f'additional_config {{"{OPTION}": {options!r}}}: expected {{"activation": KIND}}')
+    return check_activation(options.get("activation"))
 
 
 def formats_of(prefix: str, projections: tuple[str, ...] = ()) -> tuple[Format, ...]:

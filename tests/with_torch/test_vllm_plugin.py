@@ -13,7 +13,7 @@ from torch_layers import torch, weights
 from vllm_like import CONFIG, RANKS
 
 import qgemm
-from qgemm.errors import QgemmError
+from qgemm.errors import QgemmError, UnsupportedError
 
 
 @pytest.fixture
@@ -75,6 +75,13 @@ def test_the_kind_of_activations_is_an_option_of_vllm(plugin):
     CONFIG.additional_config = {"qgemm": {"activation": "a9"}}
     with pytest.raises(QgemmError, match="'a9'"):
         plugin.quant_method(vllm_like.GGUFConfig(), vllm_like.LinearBase("row"), "a")
+
+
+@pytest.mark.parametrize("options", ["a8", {"activations": "a8"}, {"activation": "a8", "kernel": "decode"}], ids=str)
+def test_options_that_do_not_exist_are_refused(plugin, options):
+    CONFIG.additional_config = {"qgemm": options}
+    with pytest.raises(UnsupportedError, match=r'additional_config \{"qgemm": .*expected \{"activation": KIND\}'):
+        plugin.activation_of(CONFIG)
 
 
 def model_config(model_type="qwen3", weights=()):
