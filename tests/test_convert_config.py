@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import math
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -231,8 +232,9 @@ def test_the_greedy_router_of_deepseek_2_has_no_groups():
 
 def test_settings_of_rotary_embeddings_replace_the_defaults_under_the_other_key():
     model = {"architectures": ["GptOssForCausalLM"], **CONFIG, **FOLDERS["GptOssForCausalLM"][0], "rope_scaling": None}
-    assert "scaling.factor': np.float32(32.0)" in described(model)[0]
-    assert "scaling.factor': np.float32(4.0)" in described({**model, "rope_parameters": YARN})[0]
+    factor = r"scaling\.factor': (np\.float32\()?%s"  # NumPy 2 prints the type
+    assert re.search(factor % "32.0", described(model)[0])
+    assert re.search(factor % "4.0", described({**model, "rope_parameters": YARN})[0])
 
 
 def test_empty_settings_of_rotary_embeddings_hide_no_others():
