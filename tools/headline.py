@@ -1,22 +1,25 @@
-"""README's three numbers, from the results files: one token, many tokens, the CPU."""
+"""README's four numbers, from the results files: one token, many tokens, a serving engine, the CPU."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from benchmarks.contest import GGML, runs
-from benchmarks.report import cpu_tables, eight_bit_tables, tables
+from benchmarks.engines import DENSE, MARLIN, PROMPT, QGEMM
+from benchmarks.report import cpu_tables, eight_bit_tables, engines, tables
 from benchmarks.results import Results, Row, load, speedup
 from benchmarks.stale import is_stale
 
 SHAPE = tables.LARGE[0]
 MANY_TOKENS = 4096
 CPU_ROWS = 512
+SEQUENCES = 32
 
 
 def text(gpu: Path = tables.RESULTS, eight_bits: Path = eight_bit_tables.RESULTS, cpu: Path = cpu_tables.CPU) -> str:
-    """Three items of a list, each a speed-up with its case and its time."""
-    return "\n".join([one_token(gpu), many_tokens(eight_bits), on_cpu(cpu)])
+    """Four items of a list, each a speed-up with its case and its time or speed."""
+    return "\n".join([one_token(gpu), many_tokens(eight_bits), served(), on_cpu(cpu)])
 
 
 def one_token(path: Path = tables.RESULTS) -> str:
@@ -39,6 +42,18 @@ def many_tokens(path: Path = eight_bit_tables.RESULTS) -> str:
     return (
         f"- **{MANY_TOKENS} tokens: {speedup(row):.1f}x cuBLAS float16** with `{kind}`: "
         f"{row['us']:.0f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} {on_gpu(row, results)}."
+    )
+
+
+def served(path: Path = engines.RESULTS) -> str:
+    """SEQUENCES at once by vLLM, beside weights of bfloat16 and Marlin."""
+    document = json.loads(path.read_text())
+    speeds, types = engines.tokens_a_second(document["rows"]), {QGEMM: "q4_k_m", DENSE: "bf16", MARLIN: "awq"}
+    packed, dense, marlin = (speeds["llama-3-8b", kind, road, SEQUENCES, PROMPT] for road, kind in types.items())
+    gpu = document["device"].removeprefix("NVIDIA ")
+    return (
+        f"- **vLLM, {SEQUENCES} requests: {packed / dense:.1f}x its bfloat16, {packed / marlin:.1f}x AWQ by Marlin.** "
+        f"{packed:.0f} tokens/s of a Llama-3-8B in {types[QGEMM].upper()} on an {gpu}."
     )
 
 

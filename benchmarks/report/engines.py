@@ -15,11 +15,16 @@ ROADS = {
 }  # fmt: skip
 
 
+def tokens_a_second(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], float]:
+    """The measured speeds, by KEY."""
+    return {tuple(row[name] for name in KEY): row["tokens_s"] for row in rows if "tokens_s" in row}
+
+
 def table(path: Path = RESULTS) -> str:
     """A row for each model and road: tokens a second by number of sequences, prompts, memory."""
     document = json.loads(path.read_text())
     rows: list[dict[str, Any]] = document["rows"]
-    speeds = {tuple(row[name] for name in KEY): row["tokens_s"] for row in rows if "tokens_s" in row}
+    speeds = tokens_a_second(rows)
     streams = sorted({row["streams"] for row in rows if row["prompt"] == PROMPT})
     starts = [row for row in rows if "gpu_bytes" in row]
     versions = " and ".join(dict.fromkeys(row["versions"] for row in starts))
