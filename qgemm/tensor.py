@@ -160,9 +160,9 @@ class Tensor(Packed):
         """The same matrix with a copy of its weights in the order of the CPU's vectors; once, then multiply many times.
 
         Products of integer activations read the copy instead of the blocks, those of "a16" where x has 16 rows or more.
-        The copy, `interleaved`, takes memory beside the blocks: interleaved.nbytes, as many as `nbytes` for types of
-        four bits and more, up to nine bits a weight for the others. Without a use for a copy it is the Tensor itself:
-        experts, floats, one scale for 64 weights or more, no compiled code.
+        The copy, `interleaved`, takes memory beside the blocks: 1 to 1.3 times `nbytes`, nine bits a weight for types
+        with a grid (iq1 to iq3). Without a use for a copy it is the Tensor itself: experts, floats, one scale for 64
+        weights or more, no compiled code.
         """
         packed: Tensor = backend("cpu").upload(self, self.blocks)
         return packed

@@ -33,6 +33,7 @@ CHILD_SECONDS = 300  # until a forked process is killed, below the time limit of
 EXCERPT = DATA / "minilm_excerpt.gguf"  # matrices of a trained model, a type each
 LARGEST_HALF = float(np.finfo(np.float16).max)
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error of one conversion to the type
+FEW_ROWS = 16  # the most rows of x that a decode kernel multiplies at once
 
 
 # ---------------------------------------------------------------- tensors
@@ -172,7 +173,7 @@ def expected_sums(x: np.ndarray, w: qgemm.Tensor) -> Expected:
 def expected_product(x: np.ndarray, w: qgemm.Tensor, dtype: Any, levels_alone: bool = False) -> Expected:
     """The product by a GPU kernel that multiplies weights of this type, or by one that rounds no more than those.
 
-    Kernels for few rows sum codes with their offset from zero: with codes of two bits that dominates the error.
+    Kernels for up to FEW_ROWS rows of x sum codes with their offset from zero, which dominates the error of two bits.
     """
     x, dtype = x.astype(np.float64), float_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     bound = product_bound(x, w, dtype)
@@ -182,7 +183,8 @@ def expected_product(x: np.ndarray, w: qgemm.Tensor, dtype: Any, levels_alone: b
     if w.format.needs_table:  # kernels for few rows round the levels alone, to the type of x
         loss = np.maximum(loss, weight_loss(w.format, w.blocks, dtype.name, levels_alone=True))
     sizes = magnitudes(w.format, w.blocks)
-    noise = noise_of(x, sizes, loss, summed=None if w.format.plain else raw_magnitudes(w, bias=0))
+    offset = len(x) <= FEW_ROWS and not w.format.plain
+    noise = noise_of(x, sizes, loss, summed=raw_magnitudes(w, bias=0) if offset else None)
     return Expected(exact(x, w), bound, noise)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import expected_a8, expected_decode, expected_product, expected_sums, normal, random_tensor
+from helpers import FEW_ROWS, expected_a8, expected_decode, expected_product, expected_sums, normal, random_tensor
 from measured_errors import Expected, check_rms, of_e4m3, of_groups, of_integer_dots, rounded_weights
 from strategies import EVERY, over_formats
 
@@ -73,9 +73,12 @@ def test_small_faults_are_rejected(fmt, family):
 
 @over_formats([fmt for fmt in EVERY if fmt.name in ("q2_0", "q4_0", "q5_0", "tq1_0", "tq2_0")])
 def test_a_prediction_covers_kernels_for_few_rows(fmt):
-    """They sum codes with an offset, which matters where the weights themselves are exact (q2_0)."""
-    w, x = random_tensor(fmt, N, 768, np.random.default_rng(1)), normal(2, 768).astype(np.float16)
-    assert (expected_product(x, w, "float16").noise >= 0.999 * expected_decode(x, w).noise).all()
+    """They sum codes with an offset, which matters where the weights themselves are exact (q2_0); others do not."""
+    w, x = random_tensor(fmt, N, 768, np.random.default_rng(1)), normal(FEW_ROWS + 1, 768).astype(np.float16)
+    many, few = (expected_product(rows, w, "float16").noise[:2] for rows in (x, x[:FEW_ROWS]))
+    assert (few >= 0.999 * expected_decode(x[:2], w).noise).all()
+    assert (many <= few).all()
+    assert fmt.name != "q2_0" or (many <= 0.6 * few).all()
 
 
 @over_formats([fmt for fmt in EVERY if fmt.name in ("q4_0", "q4_k", "bf16", "mxfp4")])
