@@ -37,6 +37,7 @@ CASES = (
     "qwen3-30b-a3b:q4_k_m:qgemm", "qwen3-30b-a3b:q4_k_m:plugin",
 )  # fmt: skip
 PROGRAM = (sys.executable, "-m", "benchmarks.engines")
+SHIM = Path(__file__).with_name("torch_2_13.c")  # functions that the plugin's library needs beside torch 2.11
 KEY = ("model", "types", "road", "streams", "prompt")  # identifies a row of the file
 STREAMS, PROMPT, OUTPUT = (1, 8, 32, 64, 128), 128, 256  # sequences at a time; tokens of each
 LONG_PROMPT, LONG_PROMPTS = 4096, 8  # tokens of a prompt, of which one token follows; prompts at a time
@@ -139,9 +140,11 @@ class Engine:
     def __init__(self, case: Case, folder: Path, log: IO[bytes]) -> None:
         self.case = case
         command = [*PROGRAM, "--serve", ":".join(case), "--folder", str(folder)]
+        environment = {**os.environ, "LD_PRELOAD": str(shim(folder))} if case.road == PLUGIN else None
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-        )
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            start_new_session=True,
+        )  # fmt: skip
 
     def answer(self) -> Row | None:
         """The next line of the process, or None after its end."""
@@ -176,6 +179,13 @@ class Engine:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+
+
+def shim(folder: Path) -> Path:
+    """SHIM, compiled into a folder."""
+    library = folder / f"{SHIM.stem}.so"
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", library, SHIM], check=True)
+    return library
 
 
 def session(pid: int) -> int:
