@@ -261,6 +261,28 @@ def assert_a8(y: np.ndarray, x: np.ndarray, w: qgemm.Tensor) -> None:
     expected_a8(x, w).check(y)
 
 
+def expected_on_gpu(x: np.ndarray, w: Any, activation: str = "a16") -> Expected:
+    """The product by any kernel of a GPU of x [..., K], whose type weights are rounded to, and of W or a view of it."""
+    kind, values, factor = x.dtype.name, x.astype(np.float32).reshape(-1, w.shape[1]), None
+    if isinstance(w, qgemm.Reordered):
+        values, w = values[:, w.columns], w.tensor
+    elif isinstance(w, qgemm.Scaled):
+        factor, w = 1 / np.float64(w.factor) if w.divides else np.float64(w.factor), w.tensor
+    if activation == "a8":
+        expected = expected_a8(values, w)
+    else:
+        expected = expected_product(values, w, kind if kind in ROUNDING else "float32")
+    return expected if factor is None else expected.times(factor)
+
+
+def check_product(y: np.ndarray, x: np.ndarray, w: Any, *addends: Any, activation: str = "a16") -> None:
+    """y [..., N], of any type, is expected_on_gpu of x [..., K] and w plus addends, within its bound and RMS error."""
+    expected = expected_on_gpu(x, w, activation)
+    shape = expected.y.shape
+    expected = expected.plus(*(np.broadcast_to(part, y.shape).reshape(shape) for part in addends))
+    expected.rounded(y.dtype if y.dtype.name in ROUNDING else "float32").check(y.reshape(shape))
+
+
 def prepared_product(x: np.ndarray, w: qgemm.Tensor, kind: str) -> tuple[qgemm.Tensor, np.ndarray]:
     """x [M, K] prepared for an activation, and its product y [M, N], float32 and finite; x itself gives the same y."""
     prepared = qgemm.quantize_activations(x, kind)

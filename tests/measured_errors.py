@@ -116,6 +116,12 @@ class Expected(NamedTuple):
         noise = np.sqrt(self.noise**2 + (ROUNDING_RMS * U * size) ** 2)
         return Expected(total, self.bound + 2 * len(addends) * U * size, noise)
 
+    def times(self, factor: Any) -> Expected:
+        """Multiplied by a float32 factor, or by that of each column, in float32."""
+        y = self.y * factor
+        noise = np.sqrt((self.noise * factor) ** 2 + (ROUNDING_RMS * U * y) ** 2)
+        return Expected(y, self.bound * abs(factor) + 2 * U * abs(y), noise)
+
     def rounded(self, dtype: Any) -> Expected:
         """With y rounded to a type; the smallest half is 2^-24."""
         name = dtype if isinstance(dtype, str) else np.dtype(dtype).name

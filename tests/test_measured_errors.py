@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import FEW_ROWS, expected_a8, expected_decode, expected_product, expected_sums, normal, random_tensor
+from gates import gated_product
+from helpers import (
+    FEW_ROWS,
+    check_product,
+    expected_a8,
+    expected_decode,
+    expected_on_gpu,
+    expected_product,
+    expected_sums,
+    normal,
+    random_tensor,
+)  # fmt: skip
 from measured_errors import Expected, check_rms, of_e4m3, of_groups, of_integer_dots, rounded_weights
 from strategies import EVERY, over_formats
 
 import qgemm
 from qgemm.codec.eight_bits import e4m3_weights, eight_bits
 from qgemm.codec.format import float_dtype
+from qgemm.gating import gated_by
 
 N, K_BLOCK = 64, 64
 SHAPES = (1, 768), (5, 768), (3, 4096)
@@ -64,9 +76,7 @@ def test_small_faults_are_rejected(fmt, family):
         w = random_tensor(fmt, N, k, np.random.default_rng(1))
         y, expected, rest = correct(family, w, m)
         expected.check(y)
-        row = y.copy()
-        row[:, 17] = 0
-        for fault in (y * np.float32(1.01), y * np.float32(0.99), y - rest, row):
+        for fault in faults(y, rest):
             with pytest.raises(AssertionError):
                 expected.check(fault)
 
@@ -95,6 +105,50 @@ def test_small_faults_of_rounded_outputs_are_rejected(fmt, dtype):
                 expected.check((y.astype(np.float32) * np.float32(factor)).astype(y.dtype))
 
 
+def faults(y: np.ndarray, rest: np.ndarray) -> list[np.ndarray]:
+    """y [M, N] scaled, without the part of its last k_block, and with a row of W of zeros."""
+    row = y.copy()
+    row[:, 17] = 0
+    return [part.astype(y.dtype) for part in (y * np.float32(1.01), y * np.float32(0.99), y - rest, row)]
+
+
+SMALL = normal(N, 768) / 32  # so that the gates of products are not zero
+MATRICES = {
+    "q4_0": lambda: qgemm.quantize(SMALL, "q4_0"),
+    "q6_k": lambda: qgemm.quantize(SMALL, "q6_k"),
+    "reordered": lambda: qgemm.Reordered(
+        qgemm.quantize(SMALL, "q4_0"), np.random.default_rng(5).permutation(768).astype(np.int32)
+    ),
+    "scaled": lambda: qgemm.Scaled(qgemm.quantize(SMALL, "nvfp4"), np.linspace(0.1, 3, N, dtype=np.float32)),
+    "divided": lambda: qgemm.Scaled(qgemm.quantize(SMALL, "nvfp4"), np.float32(123.4), divides=True),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("activation", ["a16", "a8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("m", [1, 5, 40])
+def test_small_faults_of_calls_are_rejected(name, activation, dtype, m):
+    """A product with a bias and a residual, rounded to a type, of few rows and of many, also by a view; and a gate."""
+    w, bias, residual = MATRICES[name](), normal(N, seed=1), normal(m, N, seed=2)
+    x = normal(m, 768, seed=3).astype(float_dtype(dtype))
+    wide, dense = x.astype(np.float32), w.dequantize(np.float64)
+    rest = wide[:, -K_BLOCK:].astype(np.float64) @ dense[:, -K_BLOCK:].T
+    sums = qgemm.matmul(wide, w, activation)
+    y = (sums + bias + residual).astype(x.dtype)
+    check_product(y, x, w, bias, residual, activation=activation)
+    for fault in faults(y.astype(np.float32), rest):
+        with pytest.raises(AssertionError, match=r"RMS|bound"):
+            check_product(fault.astype(x.dtype), x, w, bias, residual, activation=activation)
+    expected = expected_on_gpu(x, w, activation)
+    gated = gated_product("silu", expected, expected)
+    y = qgemm.gated(wide, w, w, activation=activation)
+    gated.check(y)
+    for fault in faults(y, qgemm.gated(wide, w, w) - gated_by("silu", sums - rest, sums - rest)):
+        with pytest.raises(AssertionError, match=r"RMS|bound"):
+            gated.check(fault)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "a8"])
 def test_small_faults_fail_by_the_relative_rms(dtype):
     """Also of y between other layers' values, where nothing but the type is known."""
@@ -108,8 +162,6 @@ def test_small_faults_fail_by_the_relative_rms(dtype):
     else:
         y = (x @ dense.astype(float_dtype(dtype)).astype(np.float64).T).astype(float_dtype(dtype))
     check_rms(y, want, dtype)
-    row = y.copy()
-    row[:, 17] = 0
-    for fault in (y.astype(np.float64) * 1.01, y.astype(np.float64) * 0.99, y - rest, row):
+    for fault in faults(y.astype(np.float64), rest):
         with pytest.raises(AssertionError, match="RMS"):
             check_rms(fault, want, dtype)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import expected_sums, random_tensor
+from helpers import check_product, expected_sums, random_tensor
 
 import qgemm
+from qgemm.codec.format import float_dtype
 from qgemm.cuda.layout import tile as tiles
 
 torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
@@ -80,3 +81,16 @@ def assert_product(y: Any, x: Any, w: qgemm.Tensor, bias: Any = None) -> None:
     expected = expected_sums(values, w).plus(added).rounded(str(y.dtype).removeprefix("torch."))
     assert tuple(y.shape) == (*x.shape[:-1], w.shape[0])
     expected.check(y.detach().double().numpy().reshape(expected.y.shape))
+
+
+def on_host(tensor: Any) -> np.ndarray:
+    """The values of a tensor of any device, as an array of its type."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return tensor.detach().cpu().double().numpy().astype(float_dtype(name) if name in DTYPES else np.float64)
+
+
+def assert_gpu_product(y: Any, x: Any, w: qgemm.Tensor, *addends: Any, activation: str = "a16") -> None:
+    """`helpers.check_product` of tensors on a GPU; addends that are None count as zeros."""
+    added = [on_host(part) for part in addends if part is not None]
+    assert tuple(y.shape) == (*x.shape[:-1], w.shape[0])
+    check_product(on_host(y), on_host(x), w, *added, activation=activation)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torch_layers import normal, torch
+from experts import assert_within, known_layer
+from measured_errors import check_rms
+from torch_layers import assert_gpu_product, normal, on_host, torch
 
 import qgemm
 from qgemm.torch import serving
@@ -36,11 +38,9 @@ def layer_of(tensors):
 def test_several_formats_give_one_output_in_a_graph_too(tensors, m, dtype):
     layer, x, bias = layer_of(tensors), normal(m, 512, dtype=dtype).cuda(), normal(256, dtype=dtype, seed=1).cuda()
     assert [(w.shape, getattr(layer, w.name).dim()) for w in layer.qgemm_weights] == [((192, 512), 1), ((64, 512), 1)]
-    dense = torch.cat([torch.from_numpy(w.dequantize()) for w in tensors]).cuda()
-    expected = x.double() @ dense.double().T + bias.double()
-    y = serving.linear(layer, x, bias, "a16")
-    scale = float(expected.abs().max())
-    torch.testing.assert_close(y.double(), expected, rtol=0.01, atol=0.01 * scale)
+    y, sizes = serving.linear(layer, x, bias, "a16"), [len(w) for w in tensors]
+    for part, w, added in zip(y.split(sizes, 1), tensors, bias.split(sizes), strict=True):
+        assert_gpu_product(part, x, w, added)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = serving.linear(layer, x, bias, "a16")
@@ -63,18 +63,23 @@ def test_bytes_go_when_their_tiles_exist():
 
 
 def test_ids_of_experts_on_other_ranks_add_nothing():
-    layer, shards = torch.nn.Module(), []
-    for seed, shape in enumerate(((4, 256, 256),) * 3):
+    layer, shards, weights = torch.nn.Module(), [], []
+    for seed in range(3):
         w = quantized("q8_0", 1024, 256, seed)
+        weights.append(qgemm.Tensor(w.format, (4, 256, 256), w.blocks.reshape(4, 256, -1)))
         data = torch.from_numpy(w.blocks.view("u1").reshape(4, 256, -1).copy()).cuda()
         shards.append(serving.Shard(w.format, data))
-        assert shards[-1].columns == shape[2]
+        assert shards[-1].columns == 256
     serving.hold(layer, ("w1", "w3", "w2"), shards)
     x, factors = normal(3, 256, dtype="float16").cuda(), torch.ones(3, 2).cuda()
     ids = torch.tensor([[0, 1], [2, 3], [1, 0]], dtype=torch.int32).cuda()
     both = serving.experts(layer, x, ids, factors, "swiglu")
+    expected = known_layer(
+        on_host(x).astype("float32"), *weights, ids.cpu().numpy(), on_host(factors), "silu", between="float16"
+    )
+    assert_within(on_host(both), expected, "float16")
     absent = ids.clone()
     absent[:, 1] = -1
     ids[:, 0] = -1
     parts = serving.experts(layer, x, absent, factors, "swiglu") + serving.experts(layer, x, ids, factors, "swiglu")
-    torch.testing.assert_close(parts.float(), both.float(), rtol=0.02, atol=0.02 * float(both.abs().max()))
+    check_rms(on_host(parts), on_host(both), "float16")

@@ -12,11 +12,12 @@ import sys
 import numpy as np
 import pytest
 from experts import random_experts
-from helpers import exact, random_tensor
+from gates import gated_product
+from helpers import expected_on_gpu, random_tensor
+from torch_layers import assert_gpu_product, on_host, torch
 
 import qgemm
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
@@ -33,9 +34,10 @@ def normal(*shape, dtype=torch.float16):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape))).to("cuda", dtype)
 
 
-def close(y, want):
-    atol = 2.0**-6 * np.abs(want).max()
-    np.testing.assert_allclose(y.detach().double().cpu().numpy(), want, rtol=0, atol=atol)
+def assert_gated(y, x, w):
+    """y is silu(x @ w.T) * (x @ w.T)."""
+    expected = expected_on_gpu(on_host(x), w)
+    gated_product("silu", expected, expected).check(on_host(y))
 
 
 @each_format
@@ -54,7 +56,7 @@ def test_bytes_of_a_tensor_become_weights(fmt, flat):
     assert (packed.format, packed.shape, packed.name) == (fmt, (N, K), "a")
     assert packed.to_host().blocks.tobytes() == w.blocks.tobytes()
     x = normal(3, K)
-    close(qgemm.matmul(x, packed), exact(x.double().cpu().numpy(), w))
+    assert_gpu_product(qgemm.matmul(x, packed), x, w)
     if not fmt.plain:
         experts = qgemm.Tensor.from_bytes(raw.reshape(2, N // 2, -1), fmt, (2, N // 2, K))
         assert experts.to_host().blocks.tobytes() == w.blocks.tobytes()
@@ -101,17 +103,13 @@ def test_products_of_all_types_and_layouts(fmt, m):
     packed = w.to_device()
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         x, bias, residual = normal(m, K, dtype=dtype), normal(N, dtype=dtype), normal(m, N)
-        want = exact(x.double().cpu().numpy(), w)
-        close(qgemm.matmul(x, packed), want)
-        added = want + bias.double().cpu().numpy() + residual.double().cpu().numpy()
-        close(qgemm.matmul(x, packed, bias=bias, residual=residual), added)
+        assert_gpu_product(qgemm.matmul(x, packed), x, w)
+        assert_gpu_product(qgemm.matmul(x, packed, bias=bias, residual=residual), x, w, bias, residual)
         wide = torch.full((m, 2 * N), 7.0, device="cuda", dtype=torch.float64)
         qgemm.matmul(x, packed, out=wide[:, ::2])
-        close(wide[:, ::2], want)
+        assert_gpu_product(wide[:, ::2], x, w)
         assert (wide[:, 1::2] == 7).all()
-        gated = qgemm.gated(x, packed, packed)
-        with np.errstate(over="ignore"):
-            close(gated, want / (1 + np.exp(-want)) * want)
+        assert_gated(qgemm.gated(x, packed, packed), x, w)
 
 
 @pytest.mark.parametrize("m", [3, 300])
@@ -144,11 +142,9 @@ def test_a_scaled_and_a_reordered_matrix():
     w, x = weights(FORMATS[0]), normal(4, K)
     columns = np.random.default_rng(0).permutation(K).astype(np.int32)
     for view in (qgemm.Scaled(w, 0.5), qgemm.Reordered(w, columns)):
-        want = x.double().cpu().numpy() @ view.dequantize(np.float64).T
         there = view.to_device()
-        close(qgemm.matmul(x, there), want)
-        with np.errstate(over="ignore"):
-            close(qgemm.gated(x, there, there), want / (1 + np.exp(-want)) * want)
+        assert_gpu_product(qgemm.matmul(x, there), x, view)
+        assert_gated(qgemm.gated(x, there, there), x, view)
 
 
 def test_a_program_with_torch_alone():

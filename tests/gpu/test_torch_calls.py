@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import exact
-from measured_errors import check_rms
+from torch_layers import assert_gpu_product, torch
 
 import qgemm
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
@@ -29,16 +27,6 @@ def weights():
 
 def normal(*shape, dtype=torch.float16, device="cuda"):
     return (torch.randn(*shape, device=device) / EIGHTH).round().mul(EIGHTH).to(dtype)
-
-
-def assert_product(y, x, w, added=0):
-    """Within the rounding of weights and y to 16 bits: of the largest y, and of the RMS."""
-    want = exact(x.detach().double().reshape(-1, K).cpu().numpy(), w).reshape(y.shape)
-    want = want + (added.detach().double().cpu().numpy() if isinstance(added, torch.Tensor) else added)
-    atol = 2.0**-6 * np.abs(want).max() if want.size else 0
-    got, types = y.detach().double().cpu().numpy(), (x.dtype, y.dtype)
-    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
-    check_rms(got, want, "bfloat16" if torch.bfloat16 in types else "float16")
 
 
 LAYOUTS = {
@@ -65,8 +53,7 @@ def test_layouts_in_turn(weights, activation, m):
             x = make(m)
             y = qgemm.matmul(x, on_device, activation, dtype="float16")
             assert (y.shape, y.dtype, y.requires_grad) == ((*x.shape[:-1], N), torch.float16, False)
-            if activation == "a16":
-                assert_product(y, x, w)
+            assert_gpu_product(y, x, w, activation=activation)
             assert torch.equal(y, qgemm.matmul(x.detach().clone().contiguous(), on_device, activation, dtype="float16"))
 
 
@@ -74,24 +61,25 @@ def test_layouts_in_turn(weights, activation, m):
 def test_outputs_of_any_layout(weights, m):
     """Views, columns of a wider array, x itself, the residual: nothing beside y is written."""
     w, on_device = weights
-    square = qgemm.quantize(np.eye(K, dtype=np.float32), "q8_0").to_device()
+    square = qgemm.quantize(np.random.default_rng(42).standard_normal((K, K)).astype(np.float32) / 16, "q8_0")
+    square_on_device = square.to_device()
     for _ in range(3):
         x = normal(m, K)
         rows = torch.full((m + 2, N), 7.0, device="cuda")
         assert qgemm.matmul(x, on_device, out=rows[1:-1]).data_ptr() == rows[1:-1].data_ptr()
-        assert_product(rows[1:-1], x, w)
+        assert_gpu_product(rows[1:-1], x, w)
         assert (rows[[0, -1]] == 7).all()
         wide = torch.full((m, 2 * N), 7.0, device="cuda", dtype=torch.float16)
         qgemm.matmul(x, on_device, out=wide[:, ::2])
-        assert_product(wide[:, ::2], x, w)
+        assert_gpu_product(wide[:, ::2], x, w)
         assert (wide[:, 1::2] == 7).all()
         before = x.clone()
-        qgemm.matmul(x, square, out=x)
-        torch.testing.assert_close(x, before, rtol=2e-3, atol=2e-3)
+        qgemm.matmul(x, square_on_device, out=x)
+        assert_gpu_product(x, before, square)
         residual = normal(m, N)
         y = residual.clone()
         qgemm.matmul(before, on_device, residual=y, out=y)
-        assert_product(y, before, w, residual)
+        assert_gpu_product(y, before, w, residual)
         with pytest.raises(qgemm.UnsupportedError, match="out requires grad"):
             qgemm.matmul(before, on_device, out=torch.zeros(m, N, device="cuda", requires_grad=True))
 
@@ -166,7 +154,7 @@ def test_many_addresses_of_x(weights, m):
     xs = [normal(m, K) for _ in range(40)]
     for _ in range(2):
         for x in xs:
-            assert_product(qgemm.matmul(x, on_device), x, w)
+            assert_gpu_product(qgemm.matmul(x, on_device), x, w)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU alone")
@@ -182,6 +170,6 @@ def test_two_devices(weights):
                     x = normal(3, K, device=f"cuda:{number}")
                     y = qgemm.matmul(x, on_device)
                     assert y.device == x.device
-                    assert_product(y, x, w)
+                    assert_gpu_product(y, x, w)
                 with pytest.raises(qgemm.UnsupportedError, match="x is on cuda:1, w on cuda:0"):
                     qgemm.matmul(normal(3, K, device="cuda:1"), first)

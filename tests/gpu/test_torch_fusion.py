@@ -8,14 +8,14 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers import random_tensor
+from measured_errors import check_rms
+from torch_layers import on_host, torch
 
 import qgemm
+from qgemm.torch import QLinear, fuse, joint, unfuse
 
-torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
-
-from qgemm.torch import QLinear, fuse, joint, unfuse  # noqa: E402
 
 DTYPES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -72,6 +72,7 @@ def test_outputs_are_those_of_single_layers(m, dtype, calls):
         for ours, theirs in zip(*(t if isinstance(t, tuple) else (t,) for t in (y, expected)), strict=True):
             assert ours.dtype is theirs.dtype
             assert (ours - theirs).float().abs().max() <= 8 * DTYPES[dtype] * theirs.float().abs().max()
+            check_rms(on_host(ours), on_host(theirs), dtype, roundings=8)
         unfuse(model)
         for ours, theirs in zip(*(t if isinstance(t, tuple) else (t,) for t in (model(x), expected)), strict=True):
             assert torch.equal(ours, theirs)

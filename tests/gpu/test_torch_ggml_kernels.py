@@ -5,21 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from experts import random_experts
-from helpers import exact, random_tensor
+from helpers import random_tensor
+from torch_layers import assert_gpu_product, torch
 
 import qgemm
+from qgemm.torch import ggml_kernels as kernels
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
-from qgemm.torch import ggml_kernels as kernels  # noqa: E402
-
 N, K = 200, 512
-
-
-def close(y, want):
-    np.testing.assert_allclose(y.double().cpu().numpy(), want, rtol=0, atol=2.0**-6 * np.abs(want).max())
 
 
 def parameter(w):
@@ -44,7 +39,7 @@ def test_a_linear_layer_of_blocks(name, dtype):
         x = torch.randn(m, K, device="cuda").to(dtype)
         y = kernels.mul_mat_vec(weight, x, number, N)
         assert y.dtype is dtype
-        close(y, exact(x.double().cpu().numpy(), w))
+        assert_gpu_product(y, x, w)
     assert weight.dim() == 1
     check_slices()
     index = torch.tensor([199, 0, 63, 64], device="cuda")
@@ -58,7 +53,7 @@ def test_experts_and_a_graph():
     y = kernels.mul_mat_id(blocks, x, ids, number, 64)
     for token, experts in enumerate(ids.tolist()):
         for slot, expert in enumerate(experts):
-            close(y[token, slot], exact(x[token : token + 1].double().cpu().numpy(), w[expert])[0])
+            assert_gpu_product(y[token, slot], x[token], w[expert])
     matrix = random_tensor(qgemm.FORMATS["q4_k"], N, K, np.random.default_rng(2))
     weight, graph = parameter(matrix), torch.cuda.CUDAGraph()
     for _ in range(3):
@@ -81,4 +76,4 @@ def test_the_layer_of_transformers():
     with kernels.install(), torch.no_grad():
         for m in (20, 1, 20):
             x = torch.randn(m, K, device="cuda")
-            close(layer(x), exact(x.double().cpu().numpy(), w))
+            assert_gpu_product(layer(x), x, w)

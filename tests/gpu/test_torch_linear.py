@@ -9,19 +9,17 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import cupy, expected_product, random_tensor
+from helpers import cupy, random_tensor
 from measured_errors import check_rms
 from strategies import TILED
+from torch_layers import DTYPES, assert_gpu_product, assert_product, on_host, torch
 
 import qgemm
+from qgemm.torch import QEmbedding, QLinear
 
-torch = pytest.importorskip("torch", reason="torch is not installed; qgemm.torch is tested where it is (extra torch)")
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
 
-from qgemm.torch import QEmbedding, QLinear  # noqa: E402
-
-DTYPES = ("float16", "bfloat16", "float32")
 # Every format by float16, and every type by one: kernels of the others are compiled and tested elsewhere.
 PAIRS = [(fmt, "float16") for fmt in TILED] + [(qgemm.FORMATS["q4_0"], dtype) for dtype in DTYPES[1:]]
 each_pair = pytest.mark.parametrize(("fmt", "dtype"), PAIRS, ids=[f"{fmt.name}-{dtype}" for fmt, dtype in PAIRS])
@@ -34,14 +32,6 @@ def weights(name: str = "q4_0", n: int = 200, k: int = 512) -> qgemm.Tensor:
 def normal(*shape, dtype="float32", seed=0):
     values = np.random.default_rng(seed).standard_normal(shape).astype(np.float16)
     return torch.from_numpy(values).cuda().to(getattr(torch, dtype))
-
-
-def assert_product(y, x, w, bias=None):
-    values = x.detach().double().cpu().numpy().reshape(-1, w.shape[1])
-    name = str(y.dtype).removeprefix("torch.")
-    added = np.zeros(w.shape[0]) if bias is None else bias.detach().double().cpu().numpy()
-    expected = expected_product(values, w, name).plus(added).rounded(name)
-    expected.check(y.detach().double().cpu().numpy().reshape(expected.y.shape))
 
 
 @each_pair
@@ -57,7 +47,7 @@ def test_products_and_one_copy_of_the_weight(fmt, dtype):
         x = normal(m, 512, dtype=dtype)
         y = layer(x)
         assert y.dtype is x.dtype
-        assert_product(y, x, w, layer.bias)
+        assert_gpu_product(y, x, w, layer.bias)
     copied = copy.deepcopy(layer)
     assert copied.weight.data_ptr() != layer.weight.data_ptr()
     foreign = QLinear.from_tensor(w, layer.bias)
@@ -98,7 +88,8 @@ def test_a_whole_model_saved_on_the_gpu_is_loaded_on_the_host():
     torch.save(layer, buffer)
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False, map_location="cpu")
-    torch.testing.assert_close(loaded(x.cpu()), want.cpu(), rtol=1e-3, atol=1e-3)
+    assert_gpu_product(want, x, weights())
+    assert_product(loaded(x.cpu()), x.cpu(), weights())
     assert loaded.weight.numpy().tobytes() == weights().blocks.tobytes()
 
 
@@ -113,7 +104,9 @@ def test_gradients(name, dtype, monkeypatch):
     layer(x).backward(gradient)
     dense = torch.from_numpy(w.dequantize(np.float64)).cuda()
     loss = 4 * {"float32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype]  # torch may multiply in TF32
-    assert ((x.grad.double() - gradient.double() @ dense).abs() <= loss * (gradient.double().abs() @ dense.abs())).all()
+    want = gradient.double() @ dense
+    assert ((x.grad.double() - want).abs() <= loss * (gradient.double().abs() @ dense.abs())).all()
+    check_rms(on_host(x.grad), on_host(want), "bfloat16" if dtype == "bfloat16" else "float16")
     torch.testing.assert_close(layer.bias.grad.double(), gradient.double().sum(0), rtol=loss, atol=loss)
     assert torch.equal(layer.dequantize(), dense.float())
 
@@ -129,7 +122,7 @@ def test_rows_of_a_table_that_is_the_head_as_well(fmt, dtype):
     for index in (torch.tensor([199]), torch.randint(200, (5, 30)), torch.zeros(2, 0, dtype=torch.int64)):
         assert torch.equal(model["table"](index.cuda()), dense[index.cuda()])
         assert torch.equal(model["table"](index.cuda().int()), dense[index.cuda()])
-    assert_product(model["head"](normal(3, 512, dtype=dtype)), normal(3, 512, dtype=dtype), w)
+    assert_gpu_product(model["head"](normal(3, 512, dtype=dtype)), normal(3, 512, dtype=dtype), w)
 
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "f32"])

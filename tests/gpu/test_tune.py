@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import cupy, random_tensor
+from helpers import check_product, cupy, random_tensor
+from measured_errors import check_rms
 
 import qgemm
 from qgemm.codec.format import float_dtype
@@ -74,7 +75,7 @@ def test_every_candidate_computes_the_product(activation, dtype, stored):
     """None of the configs that are timed is refused, and products afterwards are right."""
     cp, rng = cupy(), np.random.default_rng(1)
     w = random_tensor(qgemm.FORMATS["q4_k"], 320, 1024, rng)
-    weights, dense = w.to_device(), cp.asarray(w.dequantize(np.float32))
+    weights = w.to_device()
     rows = (1, 7, 16, 70)
     qgemm.tune(weights, rows, activation=activation, dtype=dtype, minutes=10, progress=False)
     timed = {row.m: row.us for row in tuned.read(tuned.machine(0))}
@@ -84,9 +85,11 @@ def test_every_candidate_computes_the_product(activation, dtype, stored):
         times = {(kernel, config) for kernel, us in timed.get(m, {}).items() for config in us}
         assert times == (names if len(names) > 1 else set())
         x = cp.asarray(rng.standard_normal((m, 1024), np.float32)).astype(float_dtype(dtype))
-        y = qgemm.matmul(x, weights, activation).astype(np.float32)
-        exact = x.astype(np.float32) @ dense.T
-        assert float(cp.sqrt(((y - exact) ** 2).sum() / (exact**2).sum())) < (1e-2 if activation == "a16" else 5e-2)
+        y = qgemm.matmul(x, weights, activation).get()
+        if activation == "a8_g256":  # the host rounds the same codes
+            check_rms(y, qgemm.matmul(x.get().astype(np.float32), w, activation), "float16")
+        else:
+            check_product(y, x.get(), w, activation=activation)
 
 
 def test_a_clock_refuses_a_wrong_product(stored, monkeypatch):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import cupy, normal, poisoned
+from gates import gated_product
+from helpers import check_product, cupy, expected_on_gpu, normal, poisoned
 
 import qgemm
 
@@ -23,31 +24,25 @@ def views() -> list:
     ]
 
 
-def close(y: np.ndarray, want: np.ndarray, unit: float = 2.0**-8) -> None:
-    """Weights and y rounded to half, or to bfloat16, sums of 512 terms: as of any product, with room."""
-    assert np.abs(y.astype(np.float64) - want).max() <= unit * np.abs(want).max()
-
-
 @pytest.mark.parametrize("m", [1, 5, 100])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_products(m, dtype):
     x, bias = normal(m, K, seed=m).astype(dtype), normal(N, seed=1)
     on_gpu, on_gpu_bias = cupy().asarray(x), cupy().asarray(bias)
     for w in views():
-        want = x.astype(np.float64) @ w.dequantize(np.float64).T
         device = w.to_device()
         assert device.to_device() is device
         for _ in range(2):  # the slow path, then the fast path
-            close(qgemm.matmul(on_gpu, device).get(), want)
+            check_product(qgemm.matmul(on_gpu, device).get(), x, w)
         out = poisoned((m, N), "float16")
         assert qgemm.matmul(on_gpu, device, bias=on_gpu_bias, out=out) is out
-        close(out.get(), want + bias)
+        check_product(out.get(), x, w, bias)
         ys = qgemm.matmul_many(on_gpu, [device, device], dtype=dtype)
         assert {y.dtype.name for y in ys} == {dtype}
-        close(ys[1].get(), want)
-        close((on_gpu @ device.T).get(), want)
-        gated = qgemm.gated(on_gpu, device, device)
-        close(gated.get(), want / (1 + np.exp(-want)) * want)
+        check_product(ys[1].get(), x, w)
+        check_product((on_gpu @ device.T).get(), x, w)
+        expected = expected_on_gpu(x, w)
+        gated_product("silu", expected, expected).check(qgemm.gated(on_gpu, device, device).get())
 
 
 def test_the_order_is_decoded_on_the_device():
@@ -57,13 +52,14 @@ def test_the_order_is_decoded_on_the_device():
 
 def test_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed")
+    from torch_layers import assert_gpu_product
+
     x = normal(5, K, seed=9).astype(np.float16)
     tensor, bias = torch.from_numpy(x).cuda(), torch.ones(N, device="cuda", dtype=torch.float16)
     for w in views():
-        want = x.astype(np.float64) @ w.dequantize(np.float64).T + 1
         y = qgemm.matmul(tensor, w.to_device(), bias=bias, dtype=torch.bfloat16)
         assert (y.dtype, y.device.type) == (torch.bfloat16, "cuda")
-        close(y.float().cpu().numpy(), want, 2.0**-6)
+        assert_gpu_product(y, tensor, w, bias)
         out = torch.full((5, N), float("nan"), device="cuda", dtype=torch.float16)
         assert qgemm.matmul(tensor, w.to_device(), "a8", bias=bias, out=out) is out
-        close(out.float().cpu().numpy(), want, 2.0**-4)  # x in eight bits
+        assert_gpu_product(out, tensor, w, bias, activation="a8")
