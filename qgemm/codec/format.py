@@ -31,7 +31,7 @@ Blocks = NDArray[Any]
 
 # Names of fields of floats: scales and minimums, and q8_1's sum, which no weight needs.
 SCALE_FIELDS, SUM_FIELD = ("d", "dmin", "m", "absmax"), "s"
-FITTED = 1 << 16  # the same for slower encoders, which search scales
+FITTED = 1 << 16  # weights that a thread encodes at a time by slower encoders, which search scales
 CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time; shorter slices wait for the interpreter lock
 
 
