@@ -3,7 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 BOOTSTRAP = $(PYTHON) tools/bootstrap.py
 BIN = .venv/bin
-unexport PYTHONDONTWRITEBYTECODE  # or each process of a test compiles all Python that it imports
+unexport PYTHONDONTWRITEBYTECODE  # with it each process of a test compiles all Python that it imports
 
 .PHONY: help demo check test gpu mutants lint format stale docs ci bench fuzz clean
 

@@ -65,8 +65,8 @@ class Case(NamedTuple):
     n: int
     k: int
     m: int
-    where: str = "hot"  # or DRAM
-    isa: str = "native"  # or AVX2
+    where: str = "hot"  # "hot" or DRAM
+    isa: str = "native"  # "native" or AVX2
 
     def blocks(self) -> Any:
         """Random blocks [N, K / weights]."""

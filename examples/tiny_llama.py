@@ -124,7 +124,7 @@ def main() -> None:
     qgemm.torch.transformers.patch()
     for kind in TYPES:
         path = args.folder / f"{kind}.gguf"
-        qgemm.convert(args.folder, path, kind, force=True)  # or, in a shell: qgemm convert tiny-llama q4_0.gguf q4_0
+        qgemm.convert(args.folder, path, kind, force=True)  # in a shell: qgemm convert tiny-llama q4_0.gguf q4_0
         packed = AutoModelForCausalLM.from_pretrained(args.folder, gguf_file=path.name)
         size = sum(parameter.nbytes for parameter in packed.parameters())
         print(f"{kind:8} {size / 2**20:5.2f} {8 * size / weights:5.2f}  {perplexity(packed, held_out):.4f}")

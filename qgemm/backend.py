@@ -20,7 +20,7 @@ Kind = TypeVar("Kind", contravariant=True)  # the class of weights that a backen
 
 
 class Status(NamedTuple):
-    """Whether a backend can be used, one line that says with what or why not, and the facts of that line."""
+    """Whether a backend can be used, one line with its facts or the reason why not, and these facts by name."""
 
     available: bool
     detail: str
@@ -30,10 +30,10 @@ class Status(NamedTuple):
 class Tuned(NamedTuple):
     """The result of `qgemm.tune`.
 
-    products: that have times now, one for each number of rows, activation and type of x of a matrix shape. configs:
-    that were timed by this call. changed: products whose fastest config is another than without times. gain: the mean
-    factor by which the fastest config is faster. finished: whether all configs are timed. stored: whether the times
-    could be kept for later processes.
+    products: number of products with times, one for each matrix shape, number of rows, activation and type of x.
+    configs: number of configs that this call timed. changed: number of products whose fastest config by times differs
+    from the predicted one. gain: the mean factor by which that config is faster. finished: whether all configs are
+    timed. stored: whether later processes can read the times. seconds: of this call.
     """
 
     products: int

@@ -30,8 +30,8 @@ def moe_matmul(
     w: experts [E, N, K] of one format, a Tensor or what its `to_device()` gives. ids: [T, top_k], int32 or int64, where
     x is. bias: [E, N] or None. activation, out, dtype: as of `matmul`; on a GPU "a16" alone.
 
-    IndexError for an id that is no expert; on a GPU, where nothing waits for the ids, y is zero there, unless check_ids
-    asks to wait and look. This is ggml's mul_mat_id.
+    IndexError for an id that is no expert. On a GPU nothing waits for the ids, and y is zero at such an id, unless
+    check_ids: then the call waits for the ids and checks them. This is ggml's mul_mat_id.
     """
     products = PRODUCTS.get(type(w)) or backend_for(w)
     if products is None:

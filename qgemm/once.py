@@ -1,4 +1,4 @@
-"""Once: values that are made at first use, each by one thread, different ones by several at the same time."""
+"""Once: values computed at first use, each by one thread, different ones by several threads at the same time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Value = TypeVar("Value")
 
 
 class Once(Generic[Value]):
-    """A cache of values that take long to make, for the life of a process: a module has one, nothing makes many.
+    """A cache of values that need long to compute, for the life of a process; an attribute of a module.
 
-    A thread that wants a value that is being made waits for that one alone. What cannot be made raises in each thread
-    that asks for it, and is tried again by the next. A forked child has the finished values, and makes the others.
+    A thread waits only for the value that it asks for. An error is raised in each thread that asks for the value, and
+    the next thread computes it again. A forked child has the finished values, and computes the others.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Once(Generic[Value]):
         self._locks: dict[Hashable, threading.Lock] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value of a key, made by the first who asks."""
+        """The value of a key, computed by `make` in the first thread that asks for it."""
         try:
             return self.values[key]
         except KeyError:

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from qgemm.system.process import after_fork, cpus, setting
 
 MIN_SLICES = 4  # for one thread: fewer are done sooner than a thread starts
-MAX_THREADS = 4096  # that may be set; the pool of compiled code starts fewer
+MAX_THREADS = 4096  # threads that may be set; the pool of compiled code starts fewer
 MAX_WORKERS = 16  # each holds a tile or two: this bounds extra memory on machines with many cores
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # the CPUs of a CPU's core
 

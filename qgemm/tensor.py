@@ -47,7 +47,7 @@ class Tensor(Packed):
         self.name = name
         self._blocks = blocks
         self.plans: dict[Any, Any] = {}  # launches of earlier calls, filled by a backend
-        self.interleaved: NDArray[np.uint8] | None = None  # see packed_for_cpu
+        self.interleaved: NDArray[np.uint8] | None = None  # the copy of packed_for_cpu
         self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
@@ -157,7 +157,7 @@ class Tensor(Packed):
         return cuda.upload(tensor, tensor.blocks)
 
     def packed_for_cpu(self) -> Tensor:
-        """The same matrix with a copy of its weights in the order of the CPU's vectors; once, then multiply many times.
+        """This matrix with a copy of its weights in the order of the CPU's vectors; once, then multiply many times.
 
         Products of integer activations read the copy instead of the blocks, those of "a16" where x has 16 rows or more.
         The copy, `interleaved`, takes memory beside the blocks: 1 to 1.3 times `nbytes`, nine bits a weight for types
@@ -174,7 +174,7 @@ class Tensor(Packed):
         return packed
 
     def in_device_form(self) -> Tensor:
-        """The same weights in the format in which a GPU holds them; blocks are converted at each access."""
+        """These weights in the format in which a GPU holds them; blocks are converted at each access."""
         form = self.format.device
         if form is None:
             return self

@@ -66,7 +66,7 @@ def columns(align: str, rows: Iterable[Sequence[str]]) -> str:
 
 
 def fitted(align: str, rows: Iterable[Sequence[str]], width: int) -> str:
-    """The same in `width` characters: a first cell that is too long stands on a line of its own, a last one is wrapped.
+    """`columns` in `width` characters: too long a first cell has a line of its own, a last one is wrapped.
 
     >>> print(fitted("<<", [("cpu", "more than fits here"), ("a very long word", "x")], 16))
     cpu  more than

@@ -84,7 +84,7 @@ class Reordered(View):
         return self.tensor.dequantize(dtype)[:, self.columns.argsort()]
 
     def to_device(self) -> Reordered:
-        """The same on the current CUDA device: tiles, and the order beside them."""
+        """This view on the current CUDA device: tiles, and the order beside them."""
         if not isinstance(self.tensor, Tensor):
             return self
         return Reordered(self.tensor.to_device(), backend("cuda").array(self.columns))
@@ -147,7 +147,7 @@ class Scaled(View):
         return rows / factor if self.divides else rows * factor
 
     def to_device(self) -> Scaled:
-        """The same on the current CUDA device; the factor beside the tiles."""
+        """This view on the current CUDA device: tiles, and the factor beside them."""
         if not isinstance(self.tensor, Tensor):
             return self
         factor = backend("cuda").array(np.asarray(self.factor, np.float32))

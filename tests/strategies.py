@@ -42,7 +42,7 @@ EVERY_INTEGER = INTEGER + TEST_FORMATS
 EVERY_ENCODED = ENCODED + TEST_FORMATS
 EVERY_ENCODED_BLOCK = ENCODED_BLOCKS + TEST_FORMATS
 EVERY_TILED = TILED + TEST_FORMATS
-EVERY_GROUP = [format_of(name) for name in REPRESENTATIVES]  # which stand for the family of group formats
+EVERY_GROUP = [format_of(name) for name in REPRESENTATIVES]  # representatives of the family of group formats
 # And one member of each other family: formats that FORMATS does not list and kernels multiply.
 BYTE_LEVELS = [format_of("i8_g16"), format_of("i8_g32")]  # in which a GPU holds types of ik_llama.cpp
 EVERY_UNLISTED = [*EVERY_GROUP, *BYTE_LEVELS, *map(format_of, ("f8_e4m3_g128", "s7_1of2", "kbit4_f32"))]

@@ -18,7 +18,7 @@ MAX_LINES = {".cu": 300}  # by the suffix of a file; others have 400
 UPWARD: set[tuple[str, str]] = set()  # imports against the order: may only become fewer
 DOORS = "qgemm", "qgemm.api", "qgemm.__main__"
 LAZY = {
-    ("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main"),  # so that a start can be interrupted
+    ("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main"),  # a start can be interrupted
     ("qgemm.cli.main", "qgemm.cli.info"), ("qgemm.cli.info", "qgemm.cli.gpu_abilities"),  # starts are shorter
     *((f"qgemm.cli.{name}", "qgemm.converter.source_readers") for name in ("info", "common")),  # so are these
     ("qgemm", "qgemm.cuda"), ("qgemm.converter.job", "qgemm.converter.device"),  # starts without a GPU are shorter

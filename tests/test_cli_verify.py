@@ -146,9 +146,9 @@ def test_products_lie_within_their_bounds(fmt, data):
     values = (da[..., None] * prepared.blocks["qs"]).reshape(x.shape)
     levels = fmt.decode_levels(w.blocks.reshape(-1))
     shift = np.zeros((w.shape[0], sa.shape[1]))
-    if levels.minimum is not None and fmt.group % 32 == 0:  # else it meets the sum of the codes
+    if levels.minimum is not None and fmt.group % 32 == 0:  # other groups multiply the minimum by the sum of the codes
         shift += np.abs(levels.minimum.reshape(shift.shape))
-    if levels.zero and fmt.group % 32 == 0:  # else the zero is taken from the codes
+    if levels.zero and fmt.group % 32 == 0:  # other groups subtract the zero from the codes
         scale = np.abs(levels.scale.reshape(w.shape[0], -1))
         shift += levels.zero * scale.repeat(fmt.group // 32, axis=1)
     rounding = 1e-12 if levels.minimum is None else 2**-23.9  # for decoded weights: adding a minimum rounds

@@ -24,7 +24,7 @@ from qgemm.converter.job import convert
 from qgemm.converter.mixture import NEED_IMPORTANCE
 from qgemm.formats import format_named
 
-IN_FILES = [fmt for fmt in ENCODED if fmt.ggml_type is not None or fmt.stored_in_parts]  # that a .gguf file can hold
+IN_FILES = [fmt for fmt in ENCODED if fmt.ggml_type is not None or fmt.stored_in_parts]  # formats of .gguf files
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ("DeepseekV3ForCausalLM", {"mscale_all_dim": 1.0}, False),
         ("DeepseekV3ForCausalLM", {"mscale": 1.0, "mscale_all_dim": 0.5}, False),
         ("DeepseekV3ForCausalLM", {"mscale": 0.5, "mscale_all_dim": 0.5}, True),
-        ("DeepseekV2ForCausalLM", {"mscale": 0.7}, True),  # which transformers ignores without the other, as llama.cpp
+        ("DeepseekV2ForCausalLM", {"mscale": 0.7}, True),  # alone it has no effect
         ("Ministral3ForCausalLM", {"mscale": 0.5, "mscale_all_dim": 0.5}, False),
         ("Ministral3ForCausalLM", {"mscale_all_dim": 1.0}, False),
         ("Ministral3ForCausalLM", {"mscale": 1.0, "mscale_all_dim": 0.5}, True),

@@ -217,7 +217,7 @@ def test_what_other_operators_mean_is_said(w):
 @pytest.mark.parametrize("w", [W, on_device()], ids=["host", "device"])
 def test_attributes_of_arrays(w):
     assert (w.ndim, w.bpw, w.T.T, w.T.shape, w.T.ndim) == (2, 4.5, w, (64, 5), 2)
-    assert not hasattr(w, "dtype")  # so that nobody takes it for an array
+    assert not hasattr(w, "dtype")  # libraries would take it for an array
     with pytest.raises(AttributeError, match=r"has no dtype: its weights are packed .*tensor\.dequantize\(dtype\)"):
         w.dtype  # noqa: B018
 

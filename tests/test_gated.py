@@ -128,7 +128,7 @@ def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
     rng = np.random.default_rng(9)
     gate, up = (helpers.random_tensor(fmt, 90, 320, rng) for _ in range(2))
     k = gate.shape[1]
-    x = (helpers.normal(m, k, seed=4) / 256).astype(np.float16)  # so that y fits in float16
+    x = (helpers.normal(m, k, seed=4) / 256).astype(np.float16)  # small, as y must fit in float16
     wide = x.astype(np.float32)
     biases = (helpers.normal(90, seed=5), None if m == 3 else helpers.normal(90, seed=6).astype(np.float16))
     parts = [
@@ -142,7 +142,7 @@ def test_one_launch_by_the_decode_kernel(fmt, name, m, out):
 @on_host
 @over_formats(KINDS)
 def test_one_launch_by_clusters(fmt):
-    """The same sums in another order: those of a warp, of a CTA, of a cluster."""
+    """A warp, a CTA and a cluster compute the same sums in another order."""
     rng = np.random.default_rng(9)
     gate, up = (helpers.random_tensor(fmt, 90, 1344, rng) for _ in range(2))
     x = (helpers.normal(5, gate.shape[1], seed=4) / 256).astype(np.float16)

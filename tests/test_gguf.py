@@ -121,7 +121,7 @@ def test_any_bit_pattern_decodes_as_the_package_decodes_it(name):
     for theirs in GGUFReader(case_path(name)).tensors:
         with open_gguf(case_path(name)) as file:
             ours = file[theirs.name]
-            if ours.format.levels is None or ours.format.name == "q8_1":  # which the package does not decode
+            if ours.format.levels is None or ours.format.name == "q8_1":  # the package gguf does not decode it
                 continue
             with np.errstate(all="ignore"):
                 want = dequantize(theirs.data, theirs.tensor_type)

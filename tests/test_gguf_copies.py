@@ -106,7 +106,7 @@ def test_a_pickle_is_small_and_opens_nothing(path):
 
 
 def test_pickles_of_what_is_gone(path, monkeypatch):
-    """The same file or none: not a changed, replaced or removed one; a relative path keeps its meaning."""
+    """A pickle opens its file again, no changed, replaced or removed one; a relative path keeps its meaning."""
     with qgemm.open(path) as model:
         raw, tensor = pickle.dumps(model["a"]), model["a"]
     for way in (pickle.dumps, copy.deepcopy):

@@ -125,7 +125,7 @@ def test_quantized_tensors_are_decoded(run, tmp_path):
     source = folder(tmp_path / "m", "LlamaForCausalLM")
     qgemm.convert(source, tmp_path / "m.gguf", "q8_0")
     assert run("convert", tmp_path / "m.gguf", tmp_path / "back", "f32", "--layout", "huggingface")[0] == 0
-    name = "model.layers.0.self_attn.v_proj.weight"  # whose rows keep their order
+    name = "model.layers.0.self_attn.v_proj.weight"  # its rows keep their order
     with qgemm.open(tmp_path / "m.gguf") as file, qgemm.load(tmp_path / "back") as back:
         np.testing.assert_array_equal(back[name].dequantize(), file["blk.0.attn_v.weight"].dequantize())
     with pytest.raises(QgemmError, match="exists"):

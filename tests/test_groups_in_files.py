@@ -96,7 +96,7 @@ def test_rows_of_one_scale_are_converted_whole(tmp_path, monkeypatch):
 
 
 BYTES = np.zeros((2, 2 * 67), np.int8)  # two blocks of u4z_g128 per row
-KBIT = {"k": qgemm.quantize(normal(1, 32), "kbit2")}  # which makes a file one with parts
+KBIT = {"k": qgemm.quantize(normal(1, 32), "kbit2")}  # a file with kbit tensors stores parts
 
 
 @pytest.mark.parametrize(

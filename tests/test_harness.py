@@ -47,7 +47,7 @@ def in_lanes(rows: np.ndarray) -> np.ndarray:
 
 
 def in_owners(rows: np.ndarray) -> np.ndarray:
-    """The same, of the columns 4t to 4t + 3 that a lane owns."""
+    """Rows in the order of lanes, each of which owns columns 4t to 4t + 3."""
     split = rows.reshape(4, 2, 8, -1, 4, 4, 2, 2)  # group r g k_block step t q e
     return split.transpose(3, 0, 2, 5, 4, 6, 1, 7).reshape(-1, 4, 32, 4, 4, 2)
 

@@ -207,7 +207,7 @@ def packed_layer(w: qgemm.Tensor, text: str = "") -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("fmt", "shape"), [("q4_k", (8, 512)), ("u4z_g128", (4, 256)), ("q8_0", (3, 8, 64))])
 def test_packed_layers_of_torch_are_read(fmt, shape, tmp_path):
-    """The same blocks, whatever the name of the file; a tied layer's text may stand alone."""
+    """Blocks do not depend on the name of the file; a tied layer's text may stand alone."""
     w = qgemm.quantize(normal(*shape), fmt)
     tied = {"head._extra_state": np.frombuffer(b"q8_0 8 64", np.uint8)}
     path = safetensors(tmp_path / "x.safetensors", {**packed_layer(w), **tied, "bias": normal(8)})

@@ -191,7 +191,7 @@ def test_no_tokens_and_as_many_as_several_grids(host, monkeypatch):
     assert qgemm.moe_matmul(device(x[:0]), gate, none).shape == (0, 2, 64)
     want = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
     monkeypatch.setattr(experts, "MAX_SLOTS", 2)
-    down.plans.clear()  # or the launches of that call would be entered again
+    down.plans.clear()  # remembered launches would be entered again
     Launch.seen.clear()
     y = qgemm.moe(device(x), (gate, up), down, device(ids), device(factors))
     assert [rows for _, rows in Launch.seen] == [2, 2, 2, 2, 1]

@@ -284,7 +284,7 @@ def extreme_activations(m, k, codes):
 @over_formats(WITH_HEADER)
 @pytest.mark.parametrize("narrow", RUN_HERE)
 def test_bits_do_not_depend_on_the_instructions(fmt, narrow, monkeypatch):
-    """The same sources for other CPUs: the same numbers, also of the codes and activations that saturate most."""
+    """Sources compiled for other CPUs give equal numbers, also of the codes and activations that saturate most."""
     rng = np.random.default_rng(6)
     w, x = random_tensor(fmt, 33, columns(fmt, 13), rng), rng.standard_normal((21, 1), np.float32)
     x = x * rng.standard_normal((1, w.shape[1]), np.float32)

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
 ]
 N, K = 37, 96  # rows of W that no chunk divides
-NAMES = ("q4_0", "kbit3", "f16")  # whose sums come of three kernels
+NAMES = ("q4_0", "kbit3", "f16")  # their sums come from three kernels
 M = (1, 5, 16, 300)  # rows of x one by one, by tiles, more than are packed at a time
 
 
@@ -149,7 +149,7 @@ def test_bits_do_not_depend_on_threads(activation, monkeypatch):
 
 @pytest.mark.skipif("avx2" not in process.cpu().split(), reason="for a CPU with AVX2")
 def test_bits_do_not_depend_on_the_instructions(monkeypatch):
-    """The same sources for AVX2: the same numbers of every gate and type."""
+    """Sources compiled for AVX2 give equal numbers of every gate and type."""
     want = call("a16")
     by = compiler.compiler()
     narrow = process.load_library(library.built(by, calls.POOL, ("-march=x86-64-v3",)))

@@ -25,7 +25,7 @@ def test_a_forked_child_does_not_wait_for_threads_of_its_parent():
         return 2
 
     def work():
-        signal.alarm(30)  # which ends it
+        signal.alarm(30)  # ends the process if a thread waits without end
         assert (once.get("there", lambda: 0), once.get("slow", lambda: 3)) == (1, 3)
         Path(result).write_text("made")
 

@@ -20,7 +20,7 @@ def path(tmp_path) -> Path:
 @pytest.mark.parametrize("ns", [1, -1, 1000, 10**6, 10**9])
 def test_change_of_the_same_size(ns, path):
     """The time of the last change counts to the nanosecond: a program that writes again within a second is common."""
-    before = path.stat().st_mtime_ns // 10**9 * 10**9 + 500_000_000  # so that most of these are in the same second
+    before = path.stat().st_mtime_ns // 10**9 * 10**9 + 500_000_000  # most of the changed times are in the same second
     os.utime(path, ns=(before, before))
     file = RegularFile(str(path))
     file.check()

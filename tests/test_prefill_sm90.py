@@ -68,7 +68,7 @@ def test_split_k_grows_with_k(sms):
     """For the same tiles split_k never falls as K grows, and never costs more than whole tiles."""
     for count, k_blocks in itertools.product(range(1, sms // 2 + 1), (1, 4, 12)):
         before = 1
-        for along in range(24, 1000, 24):  # which all numbers of split_k divide
+        for along in range(24, 1000, 24):  # all numbers of split_k divide 24
             ctas, whole, cluster_split_k = sm90_grid.grid_of(count, along, sms, single_tile=True, k_blocks=k_blocks)
             split_k = ctas // count
             assert ctas == count * split_k <= sms

@@ -17,9 +17,9 @@ from qgemm.cuda.kernels.decode import MOE_DECODE
 from qgemm.cuda.layout import tile as tiles
 from qgemm.cuda.problem import Output, Problem, Routed
 
-MULTIPLIED = [fmt for fmt in FORMATS if fmt.tiled or (fmt.plain and fmt.levels is not None)]  # by a GPU
+MULTIPLIED = [fmt for fmt in FORMATS if fmt.tiled or (fmt.plain and fmt.levels is not None)]  # formats of GPUs
 
-MAX_VARIANTS = 40  # that are compiled of a prefill kernel for a format on a GPU
+MAX_VARIANTS = 40  # compiled variants of a prefill kernel, for a format on a GPU
 
 
 def test_architectures():

@@ -42,7 +42,7 @@ def values(y) -> np.ndarray:
 @each_type
 @each_activation
 def test_x_of_every_type(torch, ml_dtypes, name, activation):
-    """The same y as of the values in float32, a float32 tensor."""
+    """y is that of the values in float32, a float32 tensor."""
     x = tensor(torch, X, name)
     y = qgemm.matmul(x, W, activation)
     assert isinstance(y, torch.Tensor)

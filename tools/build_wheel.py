@@ -148,7 +148,7 @@ def check(wheel: Path) -> list[str]:
                 if done.returncode or not done.stdout.endswith(f"built for {target.name}\n"):
                     raise SystemExit(f"build_wheel: {wheel.name}: {target.name}: {done.stdout}{done.stderr}")
                 seen.append(done.stdout.strip())
-            shutil.rmtree(libraries)  # then the next best target is used
+            shutil.rmtree(libraries)  # qgemm then uses the next best target
         if (folder / "cache").exists():
             raise SystemExit(f"build_wheel: {wheel.name}: something was compiled")
     if len({line.split()[0] for line in seen}) > 1:

@@ -44,7 +44,7 @@ PARAGRAPH = (
 # File type of `qgemm convert` -> how far the perplexity may be from that of the decoded original, as a factor.
 CONVERSIONS = {"q8_0": 1.02, "q4_k": 1.15}
 REFERENCE_TOKENS = 16  # the answer by decoded weights is shorter: its products are slow
-ORIGINAL_LIMIT = 1.005  # the same weights, packed and decoded: only rounding differs
+ORIGINAL_LIMIT = 1.005  # perplexity of packed over decoded weights, which differ by rounding alone
 
 ACTIVATIONS = ("a16", "a8")  # columns of the excerpt
 BATCH = 16  # rows of x for the excerpt

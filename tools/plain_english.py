@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON, C_LIKE = {".py"}, {".cu", ".cuh", ".c", ".h", ".cpp"}
+PYTHON, CUDA, C_LIKE = {".py"}, {".cu", ".cuh"}, {".cu", ".cuh", ".c", ".h", ".cpp"}
 SHELL = {".sh", ".toml", ".yml", ".yaml"}
 SHELL_NAMES = {"Makefile", "run"}
 FIRST_TITLE = "b768674"  # titles of commits after this one are checked
@@ -40,6 +40,13 @@ PHRASES = {
         r"|On which|At which|Up to which|With (?:which|what)|Behind|For whom|How many|As many)\b(?![^.]*\?)"
     ),
 }  # fmt: skip
+# Beginnings of comments and docstrings that need the code or the docstring before them. CUDA sources follow with the
+# next run of the GPU tests, since their comments are part of the digest in the ledger.
+NEIGHBOUR = "begins in the middle of a sentence"
+DEPENDENT = re.compile(
+    r"(?:which|whose|that|or|and|but|else|otherwise|than|so that|also|because|since|as below|as above|now|then)\b"
+    r"|(?i:the same\b|ditto\b|likewise\b|see [`A-Z])"
+)
 VAGUE = {
     "found", "made", "given", "asked", "each", "what", "at", "of", "of_x", "of_y", "of_launch", "one", "some", "again",
     "most", "they", "whose", "which", "taken", "told", "said", "known", "wanted", "kept",
@@ -52,10 +59,11 @@ C_BINDING = re.compile(
 
 
 class Line(NamedTuple):
-    """A line of prose: its number, and its words without comment signs."""
+    """A line of prose: its number, its words without comment signs, whether a comment or docstring begins there."""
 
     number: int
     text: str
+    first: bool = False
 
 
 class Complaint(NamedTuple):
@@ -69,9 +77,12 @@ class Complaint(NamedTuple):
 
 def python_prose(source: str) -> Iterator[Line]:
     """Comments and docstrings of Python."""
+    last = 0  # line of the last comment without code before it
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield Line(token.start[0], token.string.lstrip("#!: "))
+            number, alone = token.start[0], not token.line[: token.start[1]].strip()
+            yield Line(number, token.string.lstrip("#!: "), not alone or last < number - 1)
+            last = number if alone else last
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and node.body:
             first = node.body[0]
@@ -82,20 +93,23 @@ def python_prose(source: str) -> Iterator[Line]:
             ):
                 lines = source.splitlines()[first.lineno - 1 : first.end_lineno]
                 for number, text in enumerate(lines, first.lineno):
-                    yield Line(number, text.strip().strip('"').strip())
+                    yield Line(number, text.strip().strip('"').strip(), number == first.lineno)
 
 
 def c_prose(source: str) -> Iterator[Line]:
     """Comments of C and CUDA, // and /* */."""
     inside = False
+    last = 0  # line of the last comment without code before it
     for number, line in enumerate(source.splitlines(), 1):
         if inside:
             yield Line(number, line.strip().lstrip("*").removesuffix("*/").strip())
             inside = "*/" not in line
         elif "//" in line:
-            yield Line(number, line.split("//", 1)[1].lstrip("/! "))
+            code, text = line.split("//", 1)
+            yield Line(number, text.lstrip("/! "), bool(code.strip()) or last < number - 1)
+            last = last if code.strip() else number
         elif "/*" in line:
-            yield Line(number, line.split("/*", 1)[1].removesuffix("*/").strip())
+            yield Line(number, line.split("/*", 1)[1].removesuffix("*/").strip(), True)
             inside = "*/" not in line.split("/*", 1)[1]
 
 
@@ -146,6 +160,9 @@ def check(path: Path) -> tuple[list[Complaint], int, int]:
         for reason, pattern in PHRASES.items()
         if pattern.search(line.text)
     ]
+    if path.suffix not in CUDA:
+        dependent = [line for line in lines if line.first and DEPENDENT.match(line.text)]
+        complaints += [Complaint(path, line.number, NEIGHBOUR, line.text) for line in dependent]
     bindings = 0
     if path.suffix in PYTHON:
         names = list(python_bindings(source))

@@ -69,7 +69,7 @@ class Target(NamedTuple):
     must: float
     aim: float | None
     measured: tuple[float | None, ...]
-    at_most: bool = False  # otherwise at least
+    at_most: bool = False  # whether the required value is a maximum
 
     def verdict(self, value: float | None) -> str:
         """The verdict on a value: "aim" or "must" (reached), "MISS", "-" (not measured), "" without a target."""

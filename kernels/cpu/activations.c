@@ -58,7 +58,7 @@ static void quantize(activations* to, const float* x, int64_t count) {
     for (int64_t i = 0; i < count; ++i) d[i] = largest_magnitude(x + 32 * i);
     for (int i = 0; i < EIGHT_BLOCKS; ++i) d[i] = d[i] / 127, inverse[i] = 1 / d[i];
     for (int64_t i = 0; i < count; ++i)
-        if (is_finite(d[i]) && is_finite(inverse[i]))  // otherwise no product is finite, or all are 0
+        if (is_finite(d[i]) && is_finite(inverse[i]))  // codes are 0 where no product is finite, or all are 0
             sums[i] = (float)store_codes(to[i].q, x + 32 * i, inverse[i]);
         else
             memset(to[i].q, 0, sizeof to[i].q);

@@ -75,7 +75,7 @@ INLINE void load_signed_codes(u8x64 codes[4], const uint8_t* block, const uint64
 }
 
 #ifdef SEVEN_SIGNS
-// The same where SEVEN_SIGNS(block, i) are the first seven signs of weights 8 i to 8 i + 7, from bit 0 on, and the
+// Signs of formats with SEVEN_SIGNS(block, i): the first seven signs of weights 8 i to 8 i + 7, from bit 0 on; the
 // eighth makes the number of minuses even.
 #if PART >= 32
 #define PARITY(n) (((n) ^ (n) >> 1 ^ (n) >> 2 ^ (n) >> 3 ^ (n) >> 4 ^ (n) >> 5 ^ (n) >> 6) & 1)

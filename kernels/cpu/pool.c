@@ -181,7 +181,7 @@ static void run_items(work_fn work, const void* argument, int64_t count, int64_t
     if (steps >= LEAST_SHARED) atomic_store(&pool.ended, now_ns());
 }
 
-// The same for a job that is no product, such as encoding.
+// Shares a job that is no product, such as encoding, among the threads.
 void qgemm_run(work_fn work, const void* argument, int64_t count, int64_t chunk) {
     run_items(work, argument, count, chunk, 1, LEAST_WAKING);
 }

@@ -41,7 +41,7 @@ int qgemm_replay(const void* call, const void* addresses, void* memory) {
     return 1;
 }
 
-// The same for a call by experts; returns 0 for an id that is no expert as well.
+// Repeats a call by experts; returns 0 if the call does not fit, or for an id that is no expert.
 int qgemm_replay_experts(const void* call, const void* addresses, void* memory) {
     experts e;
     return fill_in(call, addresses, &e) && multiply_by_experts(&e, memory);

@@ -26,7 +26,7 @@ INLINE i32x16 x_dot(i32x16 acc, u8x64 codes, i8x64 x, const int least) {
     return add_signed_dot(acc, x, levels_of(codes));
 }
 
-// The same; least: whether a level may be -128.
+// acc[i] + the dot product of bytes 4i to 4i + 3 of the levels and x. least: whether a level may be -128.
 INLINE i32x16 level_dot(i32x16 acc, u8x64 codes, i8x64 x, const int least) {
     if (least) acc = correct_least(acc, levels_of(codes), x);
     return add_signed_dot(acc, levels_of(codes), x);

@@ -17,7 +17,7 @@ INLINE void load_six_bit_scales(unpacked* to, const uint8_t* block) {
     to->minimum = zero_extend(dmin * bytes_to_floats((low[1] & 0x3f3f3f3f) | (uint64_t)minimums << 32));
 }
 
-// The same for 16 rows, one row a lane: fields 2 and 3 are the low six bits of scales, 4 and 5 those of minimums.
+// Scales and minimums of 16 rows, a row a lane: fields 2 and 3 are low six bits of scales, 4 and 5 those of minimums.
 #define SCALE_SHORTS 8
 INLINE void copy_scales(uint16_t to[SCALE_SHORTS], const uint8_t* block) { memcpy(to, block, 2 * SCALE_SHORTS); }
 

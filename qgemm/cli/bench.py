@@ -211,7 +211,7 @@ def table(backend: str, rows: Sequence[Row]) -> str:
 
 
 def document(backend: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """The same for JSON."""
+    """The table of `text`, for JSON."""
     return {
         "backend": {"name": backend, **backends()[backend]._asdict()},
         "dense": "cuBLAS float16" if backend == "cuda" else "NumPy float32",

@@ -204,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
     ):
         files = [*source.files, args.target]
         notes: list[str] = []
-        check_outputs(args, files)  # now, not after an hour of work
+        check_outputs(args, files)  # a conversion may last an hour before it writes these
         if args.type is None:
             options = with_chosen_types(args, source, options)
         lines = convert(

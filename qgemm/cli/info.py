@@ -189,7 +189,7 @@ def listing(content: Content, every: bool, width: int) -> str:
 
 
 def document(content: Content, entries: Sequence[Entry], states: dict[str, Status], listed: bool) -> dict[str, Any]:
-    """The same content for JSON."""
+    """The content of a file, for JSON."""
     sm = cuda_sm(states["cuda"])
     version, alignment = content.gguf or (None, None)
     text = {

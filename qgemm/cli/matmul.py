@@ -133,7 +133,7 @@ def report(args: argparse.Namespace, w: Tensor, x: NDArray[Any] | None, lines: l
 
 
 def document(args: argparse.Namespace, w: Tensor, x: NDArray[Any] | None, lines: list[Line]) -> dict[str, Any]:
-    """The same for JSON."""
+    """The facts and the table, for JSON."""
     drawn = {"distribution": "standard normal", "seed": args.seed}
     return {
         "path": json_text(args.file),

@@ -116,7 +116,7 @@ def graph_sample(model: Any, ids: Any, steps: int) -> Sample:
 
     def next_token() -> tuple[Any, Any]:
         graph.replay()
-        return cache, token  # whose memory the graph has by address: this function keeps it allocated
+        return cache, token  # the graph has their memory by address: this function keeps it allocated
 
     return replays(next_token, ids, steps)
 

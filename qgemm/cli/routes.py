@@ -24,7 +24,7 @@ from .common import Command, UsageError, count
 from .gpu_abilities import served
 
 EXAMPLE = "q4_0 a16 M=64 N=8192 K=8192"
-PAPER_FORMAT, PAPER_SHAPE, PAPER_M = "q4_k", (4096, 4096), (1, 16, 64, 128, 512, 4096)  # that --gpu prints
+PAPER_FORMAT, PAPER_SHAPE, PAPER_M = "q4_k", (4096, 4096), (1, 16, 64, 128, 512, 4096)  # problems of --gpu
 SHOWN = 5  # configs that are printed
 TUNED_SM = 90  # compute capability on which the configs were measured
 

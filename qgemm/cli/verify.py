@@ -122,7 +122,7 @@ def report(titles: list[str], lines: list[Line]) -> str:
 
 
 def document(path: str, other: str | None, lines: list[Line]) -> dict[str, Any]:
-    """The same content for JSON."""
+    """The table and its verdicts, for JSON."""
     keys, count = [*(check.key for check in CHECKS), AGAINST], Counter(line.verdict for line in lines)
     return {
         "path": json_text(path),

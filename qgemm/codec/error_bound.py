@@ -116,7 +116,7 @@ def a8_terms(
     with np.errstate(invalid="ignore"):  # scales may be infinite or NaN: they are data
         parts = [dw * (da * (q @ codes))]  # [groups, M, N]
         size = abs(dw * (da * (abs(q) @ abs(codes)))) if partial_dots else abs(parts[0])
-        if zero.any():  # else 0 times a sum sa, which may be infinite
+        if zero.any():  # 0 times an infinite sum sa would be NaN
             parts.append(-dw * (zero * sa))
         if levels.minimum is not None:
             parts.append(place(_by_group(levels.minimum, n, shared)) * sa)

@@ -31,7 +31,7 @@ Blocks = NDArray[Any]
 
 # Names of fields of floats: scales and minimums, and q8_1's sum, which no weight needs.
 SCALE_FIELDS, SUM_FIELD = ("d", "dmin", "m", "absmax"), "s"
-FITTED = 1 << 16  # the same for slower encoders, which search scales
+FITTED = 1 << 16  # weights that a thread encodes at a time by slower encoders, which search scales
 CHUNK = 1 << 18  # weights that a thread encodes or decodes at a time; shorter slices wait for the interpreter lock
 
 
@@ -215,7 +215,7 @@ class Format:
         return tuple(name for name in names if self.dtype[name].kind == "f")
 
     def blocks_in(self, k: int, who: str = "") -> int:
-        """Blocks in a row of k weights; ValueError if k is not a multiple of the block."""
+        """Blocks in a row of k weights; ShapeError, which names `who`, if k is not a multiple of the block."""
         if k % self.weights:
             raise ShapeError(f"{self}: row length {k} is not a multiple of {self.weights}{who and f' ({who})'}")
         return k // self.weights
@@ -223,8 +223,8 @@ class Format:
     def quantize(self, x: NDArray[Any]) -> Blocks:
         """Values [..., K] of any float dtype -> blocks [..., K / weights]; float32 arithmetic, all cores.
 
-        Raises QuantizeError for NaN, infinity, or a scale beyond float16 (E4M4), naming the first such block, and
-        UnsupportedError if the format has no encoder or K is not a multiple of the block.
+        Raises QuantizeError for NaN, infinity, or a scale beyond float16 (E4M4), naming the first such block,
+        UnsupportedError if the format has no encoder, and ShapeError if K is not a multiple of the block.
         """
         if self.encode is None:
             raise UnsupportedError(f"{self} has no encoder")
@@ -280,7 +280,7 @@ class Format:
 
     @compilable
     def decoded(self, blocks: Blocks) -> Floats:
-        """As `decode`, by compiled code where it serves: for ranges that are worth a library."""
+        """Blocks [n] -> the values of `decode`, by compiled code where n is worth a library."""
         return self.decode(blocks)
 
     def decode_levels(self, blocks: Blocks) -> Levels:

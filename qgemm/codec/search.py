@@ -174,7 +174,7 @@ def symmetric(x: Floats, weights: Floats, zero: int) -> Fit:
 
 
 def affine(x: Floats, weights: Floats, max_code: int, steps: Steps) -> Fit:
-    """x, weights [weights of a group, n], n > 1 -> w = scale * code + minimum, minimum <= 0: likewise."""
+    """x, weights [weights of a group, n], n > 1 -> w = scale * code + minimum, minimum <= 0, of the least error."""
     least, greatest = _pick(x, x.argmin(axis=0)), x.max(axis=0)  # the first of -0 and +0 counts as the least
     sum_w, sum_x = total(weights), total(weights * x)
     sum_x = np.where(

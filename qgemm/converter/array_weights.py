@@ -61,7 +61,7 @@ class Stored(NamedTuple):
         return raw.reshape(-1).view(self.entry.dtype).reshape(rows, stop - start)
 
     def whole(self) -> Stored:
-        """The same tensor in memory, for callers that read its columns many times."""
+        """This tensor in memory, for callers that read its columns many times."""
         return Stored(Whole(self.file.path, self.file.read(self.entry, 0, prod(self.entry.shape))), self.entry)
 
 

@@ -27,7 +27,7 @@ LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to
     r"rotary_emb\.inv_freq$|\b(self_)?(attn|attention)\.(masked_)?bias$|position_ids$"
     r"|^(model\.)?mtp\."  # layers that predict further tokens
     r"|^((bert|roberta)\.)?pooler\.dense\.|^cls\.(predictions|seq_relationship)\."
-    r"|\bmlp\.experts\.bias$"  # which llama.cpp does not add in mixtures of nomic bert
+    r"|\bmlp\.experts\.bias$"  # llama.cpp does not add it in mixtures of nomic bert
     r"|^head\.(dense|norm)\.|^decoder\.(weight|bias)$"  # heads of encoders
     r"|\b(visual|vision\w*|audio\w*|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
     # scales of the activations and of the KV cache of a quantized checkpoint, which change no weight

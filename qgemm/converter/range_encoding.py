@@ -71,7 +71,7 @@ def encode_range(step: Step, start: int, stop: int, encode: Encode) -> EncodedRa
         if weight_faults(fmt, x, blocks) is not None:
             raise UnencodableRange(step)
         values = fmt.decoded(blocks)
-        decoded = np.array(values, copy=np.may_share_memory(values, blocks)).reshape(-1)  # as of f32
+        decoded = np.array(values, copy=np.may_share_memory(values, blocks)).reshape(-1)  # f32 decodes to its blocks
         decoded -= x
         return EncodedRange(blocks, squared_norm(decoded), squared_norm(x))
 

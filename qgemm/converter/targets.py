@@ -213,7 +213,7 @@ def write_npz(path: str, steps: Sequence[Step], keys: Keys, create: CreateFile) 
         try:
             yield append
         except BaseException:
-            if member is not None:  # else closing the archive would fail and hide this error
+            if member is not None:  # closing the archive with an open member fails, which would hide this error
                 with suppress(Exception):
                     member.close()
             raise

@@ -35,7 +35,7 @@ ROLES = {"bos": Keys.Tokenizer.BOS_ID, "eos": Keys.Tokenizer.EOS_ID, "unk": Keys
 ENDS = {  # kind of tokenizer -> tokens that llama.cpp adds where the file does not say
     "llama": {"bos"}, "gemma4": {"bos"}, "t5": {"eos"}, "bert": {"bos", "sep"}, "gpt2": set[str](),
 }  # fmt: skip
-ENDS_BY_NAME = {"llama-bpe": {"bos"}, "tekken": {"bos"}}  # the same, by the pre-tokenizer of "gpt2"
+ENDS_BY_NAME = {"llama-bpe": {"bos"}, "tekken": {"bos"}}  # pre-tokenizer of "gpt2" -> tokens that llama.cpp adds
 ADDS = {"bos": Keys.Tokenizer.ADD_BOS, "eos": Keys.Tokenizer.ADD_EOS, "sep": Keys.Tokenizer.ADD_SEP}
 COMPOSED = ("qwen2", "qwen35")  # pre-tokenizers of models that compose accents first
 SAMPLING = {  # key of generation_config.json -> key of the file

@@ -107,7 +107,7 @@ def join_rows(weights: Sequence[Weight]) -> Weight:
 
 
 def reshaped(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """The same weights in the same order, in another shape of as many."""
+    """A weight in another shape of as many weights, in the same order."""
     return _derived([weight], weight.name, shape, weight.step, lambda reads, unit: reads[0])
 
 

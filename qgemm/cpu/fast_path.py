@@ -33,7 +33,7 @@ from .native.products import Operand, Operands, in_place, targets_of
 from .plan import Argument, Library, Plan, address_of
 from .products import multiply
 
-OUT = (False, True, True)  # which of out, bias and residual a call lacks
+OUT = (False, True, True)  # a call with `out` lacks bias and residual
 MAX_PLANS = 256  # entries that weights keep
 Scalars = tuple[Any, ...]  # the scalar arguments of a call, and which arrays it lacks
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -46,7 +46,7 @@ def product(
     """y of `qgemm.matmul`, or of `gated`: by a plan of w, else with all checks and conversions."""
     scalars: Scalars = (activation, dtype)
     arrays: Sequence[Any] = (x,)
-    if bias is None and residual is None and gated is None:  # as below, without lists
+    if bias is None and residual is None and gated is None:  # the most frequent call needs no lists
         if out is not None:
             scalars, arrays = (activation, dtype, OUT), (x, out)
     elif gated is not None:

@@ -74,7 +74,7 @@ def multiply(x: Array, request: Request, activation: str | None, dtype: DType | 
 def _read(x: Array, weights: Sequence[Any], activation: str | None) -> tuple[NDArray[Any] | Tensor, str]:
     """x as an array of NumPy, or as it was quantized before, and the kind of activations."""
     values: Any = x
-    plain = type(x) is np.ndarray and x.ndim > 0 and dtype_name(x.dtype) in FLOATS  # else another file looks into it
+    plain = type(x) is np.ndarray and x.ndim > 0 and dtype_name(x.dtype) in FLOATS  # other x is examined elsewhere
     kind = arguments.check_activation(activation, None if plain else prepared_for(x))
     elsewhere = not plain and is_on_device(x)
     for w in weights:

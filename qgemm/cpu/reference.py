@@ -31,7 +31,7 @@ Engine = Callable[[NDArray[Any], Tensor, NDArray[Any]], None]  # x, w, y
 
 FEW_TOKENS = 64  # above, BLAS on decoded panels is faster (2 cores, 4096 x 4096)
 TILES = 1 << 22  # weights that all cores together work on at a time, in a tile each
-TILE = 1 << 19  # and at most one core: 2 MiB of float32; shorter tiles wait for the interpreter lock
+TILE = 1 << 19  # weights of a tile at most: 2 MiB of float32; shorter tiles wait for the interpreter lock
 SLICE = 1 << 17  # weights of a panel that one core decodes at a time
 PANEL_WEIGHTS = 1 << 22  # weights decoded by all cores before BLAS is called: 16 MiB of float32
 X_CHUNK = 1 << 22  # activations converted to float32 at a time: 16 MiB
@@ -164,7 +164,7 @@ def _multiply_codes(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
 
 
 def _multiply_decoded(x: Blocks, w: Tensor, y: NDArray[Any]) -> None:
-    """The same formula by BLAS on decoded values da * q and weights, and on the difference of sa from their sums.
+    """y [M, N] of activations in Q8_1, by BLAS on decoded values da * q and weights, and on sa minus their sums.
 
     dw * (da * sumi - zero * sa) + mw * sa  =  (da * q) @ w + (mw - dw * zero) * (sa - da * sum(q)),   per block of x
     """

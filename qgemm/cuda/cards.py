@@ -31,7 +31,7 @@ from .problem import Problem
 FITTED_MHZ = 1830
 READ_SHARE = 0.9  # part of the data sheet's bandwidth; the read kernel reaches 0.91 on an H200
 MMA_SHARE = 0.9  # part of the data sheet's rate of tensor cores
-CUBLAS_SHARE = 0.8  # the same by cuBLAS, which reaches 765 of 989 TFLOP/s on an H200
+CUBLAS_SHARE = 0.8  # part of the tensor cores' rate that cuBLAS reaches: 765 of 989 TFLOP/s on an H200
 LAUNCH_US = 2.0  # fixed us of kernels whose configs are ranked by a table, without times
 HALF_BYTES = 2
 

@@ -64,7 +64,7 @@ def _importance(shape: tuple[int, int], importance: Any, library: Library, devic
     else:
         values = library.uploaded(np.asarray(importance, np.float32), device)
     weights = _contiguous(values, library)
-    fine = not prod(weights.shape) or bool(((weights >= 0) & (weights < np.inf)).all())  # which no NaN is
+    fine = not prod(weights.shape) or bool(((weights >= 0) & (weights < np.inf)).all())  # false for NaN
     check_importance(shape, tuple(weights.shape), fine)
     return weights
 
@@ -78,7 +78,7 @@ def encode(values: Any, kind: str, fmt: Format, importance: Any = None) -> tuple
     library = library_or_default(values)
     device, groups, item = library.device(values), encodes_groups(fmt), blocks_per_warp(fmt)
     with library.on_device(device):
-        if groups:  # that kernel spends so much time on a value that a copy does not count
+        if groups:  # the kernel of groups needs more time for a value than a copy
             values = _as_float32(values, kind, library)
         count = prod(values.shape) // fmt.weights
         items, warps = -(-count // item), ENCODE_THREADS // 32

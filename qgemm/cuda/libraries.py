@@ -211,7 +211,7 @@ def _torch(torch: ModuleType) -> Library:
         view=lambda x, name: x.view(getattr(torch, name)),
         strides=lambda x: [stride * x.itemsize for stride in x.stride()],
         array_at=partial(_array_at_of_torch, torch),
-        assign=torch.inference_mode()(_assign),  # which may write into tensors of that mode as well
+        assign=torch.inference_mode()(_assign),  # only this mode may write into its own tensors
         pinned=lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(),
         device_context=torch.cuda.device,
         stream_context=partial(_stream_of_torch, torch),

@@ -17,7 +17,7 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes of each
 TYPES = tuple(C_TYPES.values())
 Q8_1 = "Activations"  # the kernels' name of x in Q8_1 blocks (qgemm/cuda/layout/q8_1_k_blocks.py)
 SCALED_ROWS = "ScaledRows"  # halves with a power of two for each row (qgemm/cuda/layout/scaled_rows.py)
-EIGHT_BITS = "signed char"  # the same of x in codes of eight bits (qgemm/cuda/layout/group_activations.py)
+EIGHT_BITS = "signed char"  # the kernels' name of x in codes of eight bits (cuda/layout/group_activations.py)
 TUNED_SMS = 132  # multiprocessors of the GPU that configs were measured on
 
 

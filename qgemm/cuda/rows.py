@@ -21,7 +21,7 @@ COLUMNS = 8  # columns of a row of floats that a thread copies
 
 
 def gathered(fmt: Format, shape: tuple[int, int], weights: int, device: int, index: Any, dtype: str) -> Any:
-    """See `DeviceTensor.rows`. weights: the address of tiles or floats."""
+    """Rows of a matrix by their index, decoded: `DeviceTensor.rows`. weights: the address of tiles or floats."""
     library, (n, k) = library_of(index), shape
     if library is None or library.device(index) != device:
         raise UnsupportedError(f"an index of rows is a CuPy array or torch tensor on cuda:{device}, got {index!r}")

@@ -159,7 +159,7 @@ class DeviceExperts(Packed):
             for expert in range(e if size else 0):
                 upload.upload(fmt, blocks[expert], library, device, data[expert])
             experts = cls(fmt, (e, n, k), data, tensor.name)
-            _ = experts.exponent  # now: a CUDA graph that is being captured could not wait
+            _ = experts.exponent  # computed ahead: a CUDA graph that is being captured could not wait
             return experts
 
     @property
@@ -215,7 +215,7 @@ def over_memory(memory: Any, fmt: Format, shape: tuple[int, ...], name: str) -> 
     if len(shape) == 3:
         e, n, k = shape
         experts = DeviceExperts(fmt, (e, n, k), memory.reshape(e, -1 if prod(memory.shape) else 0), name)
-        _ = experts.exponent  # now: a CUDA graph that is being captured could not wait
+        _ = experts.exponent  # computed ahead: a CUDA graph that is being captured could not wait
         return experts
     n, k = shape
     return matrix_over(memory, fmt, (n, k), name, library_or_default(memory))

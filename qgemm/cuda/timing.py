@@ -108,7 +108,7 @@ def compare(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS, before: 
 
 
 def replays(stream: Any, loops: Sequence[Loop], repeats: int, before: Call | None = None) -> list[list[float]]:
-    """The same as microseconds of every replay, for each loop."""
+    """Microseconds of every replay of each loop; `before` is enqueued ahead of each replay and not timed."""
     samples: list[list[float]] = [[] for _ in loops]
     for repeat in range(WARM_UPS + repeats):
         for loop, loop_samples in zip(loops, samples, strict=True):

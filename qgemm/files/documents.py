@@ -33,7 +33,7 @@ def json_object(path: str) -> dict[str, Any]:
 
 
 def tokenizer_object(path: str) -> dict[str, Any]:
-    """The same of a tokenizer, which may be longer: small models have the vocabularies of large ones."""
+    """The object in a tokenizer's JSON, which may be longer: small models have the vocabularies of large ones."""
     return _object(path, DATA_PER_TOKENIZER_BYTE)
 
 

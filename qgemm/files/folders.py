@@ -262,7 +262,7 @@ class _Target(NamedTuple):
                 return False
         sync_folder(staging.fd)
         files.old(old)
-        system.lock(old)  # or another process may remove it as stale after the exchange
+        system.lock(old)  # without a lock another process may remove it as stale after the exchange
         try:
             exchange(self.parent, staging.name, self.name)
         except FileNotFoundError:

@@ -45,7 +45,7 @@ class Sums:
     fisher: Doubles | None = None
 
     def split(self, experts: int) -> Sums:
-        """The same for a number of experts, if one row has the columns of all, as in files of the old kind."""
+        """These sums for a number of experts, if one row has the columns of all, as in files of the old kind."""
         if len(self.tokens) != 1 or self.squares.size % experts:
             return self
         fisher = None if self.fisher is None else self.fisher.reshape(experts, -1)

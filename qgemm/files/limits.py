@@ -13,7 +13,7 @@ MAX_EMPTY = 256  # tensors without data in one file: a few are markers, thousand
 FREE_TEXT = 1 << 20  # bytes of a config or an index
 FREE_HEADER = 2 << 20  # bytes of a header, most of which may be notes about training
 DATA_PER_BYTE = 64  # bytes of weights per further byte of text
-DATA_PER_TOKENIZER_BYTE = 2  # the same of a tokenizer: Gemma 3 270M in four bits has six
+DATA_PER_TOKENIZER_BYTE = 2  # bytes of weights per byte of a tokenizer: six in Gemma 3 270M of four bits
 
 
 def most_names(nbytes: int) -> int:

@@ -75,7 +75,7 @@ class RegularFile:
             undo.pop_all()
         self.size = status.st_size
         self.stamp = status.st_size, status.st_mtime_ns
-        self._close = weakref.finalize(self, os.close, self.fd)  # also if never closed explicitly
+        self._close = weakref.finalize(self, os.close, self.fd)  # closes a file that nobody closed
 
     def check(self) -> None:
         """Raise if the file was closed or changed."""

@@ -127,7 +127,7 @@ def _built(bits: int, group: int | None, scale: str, zero: str) -> Format:
         return blocks_of(nearest(x))
 
     def weighted(x: Floats, importance: Floats) -> Blocks:
-        """The same by a search for the least squared error, weighted by importance."""
+        """Values in groups -> blocks by a search for the least squared error, weighted by importance."""
         if plus_minus:
             return blocks_of(group_codes.one_bit(x, rounded, importance))
         return blocks_of(group_codes.searched(x, importance, nearest(x), bits, rounded, zeros.rounded))

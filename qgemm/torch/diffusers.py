@@ -164,7 +164,7 @@ class PackedLinear(QLinear, utils.GGUFLinear):
 
     @classmethod
     def from_gguf_linear(cls, layer: utils.GGUFLinear) -> PackedLinear:
-        """The same layer over the same memory."""
+        """Another layer over the memory of this one."""
         fmt = GGML_TYPES[layer.weight.quant_type]
         if fmt.levels is None:
             raise UnsupportedError(f"{layer!r} is packed as {fmt}, which has no decoder")

@@ -116,7 +116,7 @@ class QLinear(ViewedModule):
     def add_lora(self, A: torch.Tensor, B: torch.Tensor, scale: float = 1.0, name: str = "default") -> LoRA:
         """Add scale * (x @ A.T) @ B.T to every y: A [rank, K], B [N, rank] -> the LoRA, in `lora[name]`.
 
-        UnsupportedError for shapes that do not fit, and for a name in use.
+        ShapeError for shapes that do not fit, UnsupportedError for a name in use.
         """
         needs = f"{one_line(self)} needs A [rank, {self.in_features}] and B [{self.out_features}, rank]"
         if A.dim() != 2 or B.dim() != 2 or (B.shape[0], A.shape[1]) != self._shape:

@@ -109,7 +109,7 @@ class PackedModule(torch.nn.Module):
         return self
 
     def _moved(self, weight: torch.nn.Parameter, fn: Callable[[torch.Tensor], torch.Tensor]) -> torch.nn.Parameter:
-        """The same parameter, for layers that share it, with its bytes on the device to which `fn` moves tensors."""
+        """A parameter once for the layers that share it, with its bytes on the device to which `fn` moves tensors."""
         device = fn(weight.new_empty(0)).device
         if "meta" in (device.type, weight.device.type):
             empty = torch.empty(file_shape(self.format, self._shape), dtype=torch.uint8, device="meta")

@@ -26,7 +26,7 @@ class PackedWeight(torch.nn.Parameter):
         return super().requires_grad_(False)  # type: ignore[no-any-return]
 
     def detach(self) -> Any:
-        """The same memory, into which floats are copied in the same way."""
+        """A parameter over this memory, into which floats are copied in the same way."""
         return super().detach().as_subclass(PackedWeight)
 
     def copy_(self, src: torch.Tensor, non_blocking: bool = False) -> Any:

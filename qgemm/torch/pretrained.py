@@ -57,7 +57,7 @@ class Pack(ConversionOps):
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """The same: a state dict has the file's bytes already."""
+        """This operation: a state dict has the file's bytes already."""
         return self
 
 

@@ -82,8 +82,8 @@ def replace_linear(
     Layers of one tensor share it, as tied ones do; hooks of their forwards stay. A bias comes from the file where it
     has one beside the weight ("x.bias" for "x.weight"), else from the layer. Subclasses of Linear are kept, since their
     forwards may need dense weights.
-    Everything is checked before any replacement: UnsupportedError names the layer and tensor that do not fit,
-    NameNotFoundError a tensor that the file lacks.
+    Everything is checked before any replacement: UnsupportedError or ShapeError names the layer and tensor that do not
+    fit, NameNotFoundError a tensor that the file lacks.
     """
     if not isinstance(file, Mapping):
         with open(file) as gguf:

@@ -91,7 +91,7 @@ Shape = tuple[int, ...]  # [N, K] of a matrix, [E, N, K] of experts
 
 
 def file_shape(fmt: Format, shape: Shape) -> Shape:
-    """[N, bytes per row] of a matrix [N, K]; UnsupportedError if K is not a multiple of the block."""
+    """[N, bytes per row] of a matrix [N, K]; ShapeError if K is not a multiple of the block."""
     return *shape[:-1], fmt.blocks_in(shape[-1]) * fmt.block_bytes
 
 

@@ -107,7 +107,7 @@ class Quantizer(PackingQuantizer, GgufHfQuantizer):
         return {name: "cpu" if str(place) == "disk" else place for name, place in device_map.items()}
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
-        """No limit of the host's memory, for the same reason."""
+        """No limit of the host's memory, since packed weights stay in the mapped file there."""
         return {**max_memory, "cpu": sys.maxsize}
 
     def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
@@ -129,7 +129,7 @@ class Quantizer(PackingQuantizer, GgufHfQuantizer):
             self.packed_modules |= self.source.put_experts(model, self.dtype)
 
     def update_weight_conversions(self, weight_conversions: list[Any], *model: torch.nn.Module) -> list[Any]:
-        """Those of the file; where transformers converts blocks, it does so on the host, and they become tiles last."""
+        """The conversions of the file, where those of blocks run on the host and end by Pack, which makes tiles."""
         conversions = super().update_weight_conversions(weight_conversions, *model)
         for entry in conversions if self.supported else ():
             if isinstance(entry, WeightConverter) and not packs(entry):

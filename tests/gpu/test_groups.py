@@ -31,7 +31,7 @@ def test_products_of_every_size(fmt, dtype):
     rng = np.random.default_rng(2)
     w = random_tensor(fmt, 200, 1344, rng)
     on_gpu = w.to_device()
-    for m in (m for m in M if dtype != "float32" or m <= 16):  # which is rounded above
+    for m in (m for m in M if dtype != "float32" or m <= 16):  # more rows of float32 x are rounded
         x = rng.standard_normal((m, w.shape[1])).astype(float_dtype(dtype))
         rows, y = guarded(m, 200)
         qgemm.matmul(cupy().asarray(x), on_gpu, out=y)

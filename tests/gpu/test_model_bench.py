@@ -14,7 +14,7 @@ TINY = Sizes("llama", 256, 512, 8, 4, 2, 64, 512, 1e4)
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_rows_of_a_tiny_model(run, monkeypatch):
-    pytest.importorskip(model_bench.ADAPTER, exc_type=ImportError)  # whose message names the version that it needs
+    pytest.importorskip(model_bench.ADAPTER, exc_type=ImportError)  # its message names the version that it needs
     monkeypatch.setattr(bench_model, "MODELS", {"tiny": TINY})
     words = "--model tiny --layers 2 --prompts 16 --batches 1,2 --variants a16,a8_g256,eager,graph --minutes 9 --json"
     status, out, _ = run("bench", "--gpu", *words.split())

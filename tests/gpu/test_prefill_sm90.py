@@ -53,7 +53,7 @@ def expected_product(x, w):
 
 
 def expected_on_gpu(x, w):
-    """The same of a Reference and x of the GPU."""
+    """The expected product, its bound and noise, of a Reference and x of the GPU."""
     wide, dtype = abs(x.astype(np.float64)), x.dtype.name
     sizes = w.level_magnitudes if w.w.format.needs_table else w.magnitudes
     bound = a16_bound(wide, w.magnitudes) + 3 * LOSS * (wide @ sizes.T)

@@ -32,7 +32,7 @@ def problem(fmt, m, k=320, n=70):
 
 @cache
 def decode_problem(fmt, m, k=320, n=70):
-    """The same, with the expected product of a kernel that rounds only levels of a codebook."""
+    """Compare y with the expected product of a kernel that rounds only levels of a codebook."""
     w, x, _ = problem(fmt, m, k, n)
     return w, x, helpers.expected_product(x, w, "float16", levels_alone=True)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 INPUT, OUTPUT, TO_PACK = range(3)
-POISON = 0xA5  # that replay.c fills outputs with
+POISON = 0xA5  # the byte with which replay.c fills outputs
 SOURCE = Path(__file__).with_name("replay.c")
 
 

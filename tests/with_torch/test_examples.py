@@ -24,7 +24,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_tiny_llama(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("QGEMM_CPU")  # compiled code, as users run it: NumPy is ten times slower
     monkeypatch.setattr(sys, "argv", ["tiny_llama.py", "--steps", "30", "--folder", str(tmp_path)])
-    with patch():  # also undoes the patch of the example
+    with patch():  # undoes the patch of the example at its end
         example = runpy.run_path(str(EXAMPLES / "tiny_llama.py"), run_name="__main__")
     table = [line.split() for line in capsys.readouterr().out.partition("type ")[2].partition("---")[0].splitlines()]
     numbers = {line[0]: [float(word) for word in line[1:]] for line in table[1:] if line}

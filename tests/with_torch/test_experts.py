@@ -201,7 +201,7 @@ def dense_like(saved):
 @pytest.mark.parametrize("saved", ["qwen3moe"], indirect=True)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_model_that_transformers_loads_keeps_packed_experts(saved):
-    """The same logits as by transformers' own road, which decodes them; no dense experts beside."""
+    """Logits equal those of transformers, which decodes the experts; no dense experts are beside them."""
     from torch_models import transformers
 
     import qgemm.torch.transformers as adapter

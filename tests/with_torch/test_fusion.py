@@ -37,7 +37,7 @@ CONFIGS = {
     "gpt_oss": transformers.GptOssConfig,
 }
 JOINED = {"glm", "phi3"}  # gate and up are one matrix; so are Q, K and V of phi3
-EXPERTS = {"qwen3_moe", "gpt_oss"}  # whose experts stay dense here
+EXPERTS = {"qwen3_moe", "gpt_oss"}  # their experts stay dense here
 SIZES = {
     "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,

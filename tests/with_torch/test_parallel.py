@@ -22,7 +22,7 @@ from qgemm.torch.group import Group
 dist = torch.distributed
 WORLDS = 2, 3
 worlds = pytest.mark.parametrize("world", WORLDS)
-N, BLOCKS = 200, 7  # that no world divides: shares are uneven
+N, BLOCKS = 200, 7  # the number of ranks divides neither: shares are uneven
 
 
 def on_ranks(function):
@@ -260,7 +260,7 @@ def destroyed(rank, world):
     dist.destroy_process_group()
     with pytest.raises(qgemm.UnsupportedError, match="the process group is gone"):
         layer(normal(1, w.shape[1]))
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # that the end may destroy
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # the end of the test destroys it
 
 
 test_what_cannot_be_cut_is_refused = on_ranks(refused)

@@ -17,7 +17,7 @@ from qgemm.routing import GATE_OF
 from qgemm.torch import ParallelExperts, QExperts
 
 dist = torch.distributed
-E, F, K = 5, 96, 64  # that no world divides
+E, F, K = 5, 96, 64  # the number of ranks does not divide E
 FORMATS = ("q4_0", "mxfp4", "q5_1")
 
 

@@ -172,7 +172,7 @@ def test_lora_of_experts_and_tables_is_refused(hooks):
     layer = linear(hooks, {None: weights("q4_0", 32)})
     assert hooks.lora_layer(own, layer, "backend", max_lora_rank=8) == "SGLang's own"
     assert hooks.lora_layer(own, torch.nn.Module(), "backend") == "SGLang's own"  # floats alone
-    del layer.input_size  # as of a table
+    del layer.input_size  # a table has no input_size
     with pytest.raises(QgemmError, match=r"LoRA of Module over a \.gguf file.*--lora-target-modules"):
         hooks.lora_layer(own, layer, "backend")
 

@@ -360,7 +360,7 @@ class Run(NamedTuple):
     seconds: float
 
 
-RUNS: list[Run] = []  # that of this process
+RUNS: list[Run] = []  # the run of this process
 
 
 def _start(folder: str, seconds: float) -> None:

@@ -167,7 +167,7 @@ class GroupedMatrix(ABC):
         return tensor if columns is None else Reordered(tensor, columns)
 
     def in_memory(self) -> GroupedMatrix:
-        """The same matrix with its parts in memory where rows would read them repeatedly."""
+        """This matrix, its parts in memory if rows would read them repeatedly."""
         return self
 
     def blocks(self, fmt: Format, first: int, last: int, columns: NDArray[np.int32] | None = None) -> Blocks:

@@ -16,7 +16,7 @@ LANES = 16  # rows of W that are interleaved (kernels/cpu/interleaved.h)
 ROWS = 32  # rows of W of a thread at least: two tiles
 TARGETS = 16  # weights of a call at most
 CHUNKS = 8  # chunks a thread: the last ones even out threads that were interrupted
-CHUNKS_OF_TILES = 32  # the same for tiles, whose chunks need longer
+CHUNKS_OF_TILES = 32  # chunks a thread for products by tiles, whose chunks need longer
 TABLE = 32  # levels at most, of a codebook of floats
 
 TYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}  # codes of types, by NumPy's names

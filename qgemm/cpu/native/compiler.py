@@ -17,7 +17,7 @@ from typing import NamedTuple
 from qgemm.errors import QgemmError
 
 NAMES = ("cc", "gcc", "clang")  # compilers that are tried after $CC
-# The same result whatever the compiler: fused multiplications are written as such or not at all, no sum is reordered.
+# Results do not depend on the compiler: the C writes fused multiplications as such, and no sum is reordered.
 FLAGS = (
     "-std=gnu11", "-O3", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=fast", "-fno-tree-slp-vectorize", "-Wno-psabi",

@@ -114,7 +114,7 @@ _encoded: Counter[Source] = Counter()  # weights by NumPy so far
 
 
 def blocks(x: Floats, weights: Floats, greatest: int, has_minimum: bool) -> Levels | None:
-    """As search.fitted."""
+    """`search.fitted` by compiled code."""
     n, size = x.shape
     d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
     minimum = np.empty(n, np.float32) if has_minimum else None
@@ -125,7 +125,7 @@ def blocks(x: Floats, weights: Floats, greatest: int, has_minimum: bool) -> Leve
 
 
 def with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffine | None:
-    """As super_blocks.fitted_with_minimums."""
+    """`super_blocks.fitted_with_minimums` by compiled code."""
     n = len(x)
     d, dmin = np.empty((2, n), np.float32)
     sc, m = np.empty((2, n, kind.groups), np.uint8)
@@ -139,7 +139,7 @@ def with_minimums(kind: Affine, x: Floats, importance: Floats | None) -> FitAffi
 
 
 def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> FitSymmetric | None:
-    """As super_blocks.fitted_without_minimums."""
+    """`super_blocks.fitted_without_minimums` by compiled code."""
     n = len(x)
     d, codes = np.empty(n, np.float32), np.empty(x.shape, np.uint8)
     sc = np.empty((n, kind.groups), np.int8)
@@ -152,7 +152,7 @@ def without_minimums(kind: Symmetric, x: Floats, importance: Floats | None) -> F
 
 
 def of_lattice(kind: lattice.Lattice, x: Floats, importance: Floats | None) -> lattice.Fit | None:
-    """As lattice.fitted."""
+    """`lattice.fitted` by compiled code."""
     n, groups, table = len(x), WEIGHTS // kind.size, _table(kind.grid)
     fit = lattice.Fit(
         np.empty((n, groups), np.float32),
@@ -172,7 +172,7 @@ def of_lattice(kind: lattice.Lattice, x: Floats, importance: Floats | None) -> l
 
 
 def of_ternary(kind: ternary_grid.Ternary, x: Floats, importance: Floats | None) -> ternary_grid.Fit | None:
-    """As ternary_grid.fitted."""
+    """`ternary_grid.fitted` by compiled code."""
     n, table, points = len(x), _table("IQ1_S"), WEIGHTS // ternary_grid.DIMS
     fit = ternary_grid.Fit(
         np.empty(n, np.float32),
@@ -186,18 +186,18 @@ def of_ternary(kind: ternary_grid.Ternary, x: Floats, importance: Floats | None)
 
 
 def of_codebook(x: Floats, importance: Floats | None) -> tuple[Floats, Bytes] | None:
-    """As iq4_nl.fitted."""
+    """`iq4_nl.fitted` by compiled code."""
     fit = _of_codebook(x, importance, 1)
     return None if fit is None else (fit[0], fit[2])
 
 
 def of_codebook_groups(x: Floats, importance: Floats | None) -> tuple[Floats, NDArray[np.int8], Bytes] | None:
-    """As iq4_xs.fitted."""
+    """`iq4_xs.fitted` by compiled code."""
     return _of_codebook(x, importance, iq4_xs.GROUPS)
 
 
 def encoded(fmt: Format, x: Floats) -> NDArray[Any] | None:
-    """As Format.encoded."""
+    """`Format.encoded` by compiled code."""
     engine = _engine(fmt, x.size)
     if engine is None:
         return None
@@ -208,8 +208,8 @@ def encoded(fmt: Format, x: Floats) -> NDArray[Any] | None:
 
 
 def encoded_at_once(fmt: Format, x: NDArray[Any], blocks: NDArray[Any]) -> bool:
-    """As Format.encoded_at_once."""
-    engine = _engine(fmt, x.size, begins=False)  # where NumPy must, `encoded` is asked for each share of x
+    """`Format.encoded_at_once` by compiled code."""
+    engine = _engine(fmt, x.size, begins=False)  # without a library NumPy encodes shares of x
     if engine is None or x.dtype != np.float32 or not (x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative):
         return False
     refused = np.zeros(1, np.int32)
@@ -219,7 +219,7 @@ def encoded_at_once(fmt: Format, x: NDArray[Any], blocks: NDArray[Any]) -> bool:
 
 
 def decoded(fmt: Format, blocks: NDArray[Any]) -> Floats | None:
-    """As Format.decoded."""
+    """`Format.decoded` by compiled code."""
     if reason() or len(blocks) * fmt.weights < LEAST_DECODED:
         return None
     row = gcd(len(blocks), ROW_OF_BLOCKS)

@@ -16,7 +16,7 @@ from .calls import CHUNKS, POOL
 from .library import Loader, library, start
 from .sources import Source
 
-_threads = 0  # that the pool has
+_threads = 0  # threads of the pool
 _knows_torch = False  # whether torch was imported before a product
 OPENMP = "GOMP_parallel", "omp_get_max_threads"
 RUNTIMES = "libgomp", "libiomp5"  # runtimes of OpenMP that have GOMP_parallel

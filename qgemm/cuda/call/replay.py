@@ -65,7 +65,7 @@ def product(
 ) -> Any:  # fmt: skip
     """y of `qgemm.matmul`, by the launches of a call before or by the slow path; of `qgemm.gated` where w is a gate."""
     plans: Plans = w.plans
-    if bias is None and residual is None and gated is None:  # as below, without a tuple of arrays
+    if bias is None and residual is None and gated is None:  # the most frequent call needs no tuple of arrays
         replay = plans.get((activation or "a16", dtype, out is None))
         if replay is not None:
             if out is None:
@@ -116,7 +116,7 @@ def call_key(
     scalars: further ones. added: arrays that are read besides x, None for an absent one.
     """
     first: Any = kind or "a16"
-    if type(x) is DeviceActivations:  # which no other activation multiplies
+    if type(x) is DeviceActivations:  # only the activation that they are for multiplies them
         first, x = (x.activation if kind in (None, x.activation) else kind, x.shape, x.dtype), x.data
     arrays = (x,) if outs is None else (x, *outs)
     if not added:
@@ -329,5 +329,5 @@ def _binding(call: Call, values: dict[str, Any], body: list[str]) -> list[str]:
         " note(addresses)",
         "else:",
         " for enter, launch in entries or bind(addresses):",
-        "  if enter(): launch()",  # which knows the driver's errors, or launches on a stream that is being captured
+        "  if enter(): launch()",  # launch() raises the driver's errors, and serves a stream that is captured
     ]

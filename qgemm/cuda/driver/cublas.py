@@ -48,7 +48,7 @@ class Cublas:
         factors = ctypes.c_float(alpha), ctypes.c_float(0)
         x_pointer, w_pointer, y_pointer = (ctypes.c_void_p(matrix.pointer) for matrix in (x, w, y))
         x_type, w_type, y_type = (TYPES[matrix.dtype] for matrix in (x, w, y))
-        self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream))  # which resets the workspace
+        self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream))  # resets the workspace
         self._call("cublasSetWorkspace_v2", self._handle, space, ctypes.c_size_t(WORKSPACE))
         self._call(
             "cublasGemmEx", self._handle, OP_T, OP_N, n, m, k, ctypes.byref(factors[0]), w_pointer, w_type, k,

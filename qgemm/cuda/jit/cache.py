@@ -21,7 +21,7 @@ def cached(source: str, arch: str, headers: Mapping[str, str] | None = None) -> 
 
 
 def fetched(source: str, arch: str, headers: Mapping[str, str] | None = None) -> tuple[Compiled, bool]:
-    """The same, and whether it was compiled now."""
+    """A unit compiled for an arch, and whether this call compiled it rather than the cache had it."""
     compiled: list[Compiled] = []
 
     def make() -> bytes:

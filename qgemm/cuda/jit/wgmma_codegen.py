@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-WGMMA_N = range(8, 257, 8)  # sizes of the instruction
-WGMMA_S8_N = (*range(8, 33, 8), *range(48, 257, 16))  # and of that of signed bytes
+WGMMA_N = range(8, 257, 8)  # N of wgmma of halves and of e4m3
+WGMMA_S8_N = (*range(8, 33, 8), *range(48, 257, 16))  # N of wgmma of signed bytes
 
 
 @cache

@@ -144,7 +144,7 @@ def forms(p: Problem) -> Iterator[Problem]:
 
 
 def forms_of_slots(p: Problem) -> Iterator[Problem]:
-    """The same, and the sum over a token's experts."""
+    """The problems of `forms`, and the sum over a token's experts."""
     assert p.routed is not None
     yield from forms(p)
     yield p._replace(routed=p.routed._replace(summed=True))
@@ -158,7 +158,7 @@ def shared_bytes(name: str, fmt: Format, config: DecodeConfig, constants: Templa
     the reserved bytes."""
     pipelines = kernel_table_bytes(fmt, name) + int(constants["WARP_SPLIT_K"]) * int(constants["WARP_BYTES"])
     pipelines += quantized_bytes(name, str(constants["In"]), int(constants["TOKENS"])) + sliced_bytes(config.columns)
-    reserved = min(config.reserved, shared_limit(sm))  # which a row for sm_90 exceeds on sm_120
+    reserved = min(config.reserved, shared_limit(sm))  # on sm_120 a row for sm_90 exceeds the limit
     return max(int(constants["INBOX_BYTES"]) + max(pipelines, int(constants["REDUCE_BYTES"])), reserved)
 
 
@@ -231,7 +231,7 @@ class LaunchByTiles:
         self._launch(stream, *self._in_order(*pointers))
 
     def bound(self, stream: int, *pointers: int, into: int | None = None) -> Callable[[], int]:
-        """See Launch."""
+        """A call that launches with this stream and these pointers: `Launch.bound`."""
         return self._launch.bound(stream, *self._in_order(*pointers), into=into)
 
     def _in_order(

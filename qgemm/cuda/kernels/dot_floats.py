@@ -32,7 +32,7 @@ def ranked(p: Problem) -> list[Ranked]:
 
 
 def chosen(p: Problem, rows: Sequence[int]) -> tuple[int]:
-    """The same for any number of rows."""
+    """The one config, for any number of rows."""
     return (WARPS,)
 
 
@@ -49,7 +49,7 @@ def launch_by_slots(p: Problem, warps: int) -> Launch:
 
 
 def launch(p: Problem, warps: int) -> Launchable:
-    """The same of one matrix: x, then w, y, bias and residual."""
+    """The launch for one matrix; its pointers are x, then w, y, bias and residual of each product."""
     enter = _prepare(p, warps, Routed(), p.m).enter
 
     def run(stream: int, *pointers: int) -> None:

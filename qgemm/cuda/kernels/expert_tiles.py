@@ -64,7 +64,7 @@ def expected_tiles(slots: int, experts: int, tokens: int) -> tuple[float, float]
     counts = np.arange(slots + 1)
     steps = np.log(np.arange(slots, 0, -1) / np.arange(1, slots + 1)) - np.log(experts - 1)
     logs = slots * np.log1p(-1 / experts) + np.concatenate([[0.0], np.cumsum(steps)])
-    chances = np.exp(logs)  # that an expert has this number of slots
+    chances = np.exp(logs)  # [slots + 1]: the chance that an expert has this number of slots
     return experts * float(1 - chances[0]), experts * float(chances @ -(-counts // tokens))
 
 

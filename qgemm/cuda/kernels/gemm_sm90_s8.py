@@ -282,7 +282,7 @@ def variants(
     """The (kernel, template) pairs of a format on a GPU for activations."""
     kinds = [kind for kind in GROUP_COLUMNS if kind in activations and multiplies(kind, fmt)]
     templates = {tuple(pairs.items()): pairs for pairs in (requantize.template(fmt, kind) for kind in kinds)}
-    yield from ((requantize.NAME, pairs) for pairs in templates.values())  # the same for all activations of integers
+    yield from ((requantize.NAME, pairs) for pairs in templates.values())  # activations of integers share one
     if not requantize.table_bytes(fmt):
         with_requantizers = (config for kind in kinds for config in configs_of(kind) if config.requantizers)
         yield from ((NAME, template(config, fmt)) for config in with_requantizers)

@@ -67,12 +67,12 @@ def configs(p: Problem) -> Iterator[Sm80Config]:
 
 
 def ranked(p: Problem) -> list[tuple[Sm80Config, None]]:
-    """The same config: `token_tile` has chosen before."""
+    """The one config of the token tile, which `token_tile` has chosen before."""
     return [(config, None) for config in configs(p)]
 
 
 def chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm80Config]:
-    """The same config, for any number of rows."""
+    """The one config of the token tile, for any number of rows."""
     return configs(p)
 
 
@@ -105,7 +105,7 @@ class GroupedLaunch:
     def bound(
         self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int, into: int | None = None
     ) -> Callable[[], int]:
-        """See Launch."""
+        """A call that launches with this stream and these pointers: `Launch.bound`."""
         return self._launch.bound(stream, counts, token_tiles, 0, x, *pointers, into=into)
 
 

@@ -59,7 +59,7 @@ class PrefillLaunch:
         self.enter, self.grid, self.template, self.workspace_size = enter, grid, template, workspace_size
 
     def __call__(self, stream: int, x: int, w: int, y: int, bias: int = 0, residual: int = 0) -> None:
-        """See `enter`."""
+        """Launch the kernel on a raw stream handle; x has 16-byte alignment."""
         self.enter(stream, x, w, y, bias, residual)
 
 
@@ -93,7 +93,7 @@ class GroupedLaunch:
     def bound(
         self, stream: int, x: int, counts: int, token_tiles: int, *pointers: int, into: int | None = None
     ) -> Callable[[], int]:
-        """See Launch: with a tensor map of its own, and partials in the workspace of `stream`."""
+        """`Launch.bound`, with a new tensor map of x, and with partials in the workspace of `stream`."""
         tensor_map = TensorMap.aligned()
         tensor_map.encode(x, *self._box)
         partials = workspace(self._device, stream, PARTIALS, self._partials).pointer
@@ -122,12 +122,12 @@ def grouped_configs(p: Problem) -> Iterator[Sm90Config]:
 
 
 def grouped_ranked(p: Problem) -> list[tuple[Sm90Config, None]]:
-    """The same config: `token_tile` has chosen before."""
+    """The one config of the token tile, which `token_tile` has chosen before."""
     return [(config, None) for config in grouped_configs(p)]
 
 
 def grouped_chosen(p: Problem, rows: Sequence[int]) -> Iterator[Sm90Config]:
-    """The same config, for any number of rows."""
+    """The one config of the token tile, for any number of rows."""
     return grouped_configs(p)
 
 

@@ -65,7 +65,7 @@ class Interleaved(NamedTuple):
         return fields if self.finish is None else self.finish(fields)
 
     def blocks(self, fmt: Format, raw: Bytes) -> Blocks:
-        """The same -> blocks [rows, blocks] of a format; its field d is left out where it belongs to rows."""
+        """Interleaved blocks -> blocks [rows, blocks] of a format; its field d is left out where it belongs to rows."""
         fields = self.split(raw)
         shape = next(iter(fields.values())).shape[:2]
         blocks = np.empty(shape, fmt.dtype)
