@@ -112,7 +112,7 @@ def faults(y: np.ndarray, rest: np.ndarray) -> list[np.ndarray]:
     return [part.astype(y.dtype) for part in (y * np.float32(1.01), y * np.float32(0.99), y - rest, row)]
 
 
-SMALL = normal(N, 768) / 32  # so that the gates of products are not zero
+SMALL = normal(N, 768) / 32  # The factor keeps the gates of products from 0.
 MATRICES = {
     "q4_0": lambda: qgemm.quantize(SMALL, "q4_0"),
     "q6_k": lambda: qgemm.quantize(SMALL, "q6_k"),
