@@ -1,65 +1,50 @@
 """The GPU benchmark: products on random packed weights that are read from memory, not from the L2 cache.
 
-Each shape has more than 300 MB of copies of its weights, which the calls of one CUDA graph use in turn. Replays of our
-product, of cuBLAS in float16 and of a kernel that only reads the packed bytes alternate, with pauses between them, so
-that the power limit lowers no clock. x and y are float16; the time of "a8" includes the quantization of x. Each product
-is checked before it is timed.
+Each shape has more than 300 MB of copies of its weights, which the calls of one CUDA graph use in turn. All products of
+a shape and number of rows of x take turns, with pauses between their replays, so that the power limit lowers no clock:
+those of every format, activation and type of x, cuBLAS in each type, and, at the first number of rows, a kernel that
+only reads the packed bytes. x and y have one type; the time of "a8" includes the quantization of x. Each product is
+checked before it is timed.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timezone
+from itertools import product
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from qgemm.arguments import Activation
 from qgemm.backend import backends
-from qgemm.cli.timing import (
-    REPEATS,
-    ROTATE,
-    Call,
-    Cublas,
-    Loop,
-    capture,
-    compare,
-    copies_of,
-    quantiles,
-    replay_us,
-    rotation,
-)
-from qgemm.cli.weights import random_blocks, repeated, repeated_rows
+from qgemm.cli.timing import ROTATE, Cublas, Loop, capture, compare, quantiles, replay_us
+from qgemm.cli.weights import repeated
 from qgemm.codec.format import Format
-from qgemm.codec.group_activations import E4M3, GROUP_COLUMNS, INTEGER, multiplies
+from qgemm.codec.group_activations import GROUP_COLUMNS, multiplies
 from qgemm.cuda.kernels.routes import route
-from qgemm.cuda.problem import Problem
-from qgemm.cuda.tensor import DeviceTensor
-from qgemm.errors import UnsupportedError
+from qgemm.cuda.problem import C_TYPES, Output, Problem
+from qgemm.formats import format_named
 from qgemm.ops import matmul
-from qgemm.tensor import Tensor
 
 from . import baselines, calls, host, mma, pack, planes, step, sweep
-from .results import CALLS, KEY, LISTS, MMA, STEPS, SUSTAINED, Results, Row, rates, sources_sha256
+from .operands import Matrix, Operands, Product, check, dequantized, matrix, products, tolerance
+from .plan import Case
+from .results import CALLS, DENSE_US, LISTS, MMA, STEPS, SUSTAINED, X_TYPES, Results, Row, rates, sources_sha256
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192))  # (N, K)
 M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+REPEATS = 7  # timed replays
 DEQUANTIZE_M = (1, 16, 64)
 SUSTAINED_S = 0.5
-BASE_ROWS = 512  # random rows packed on the host; a larger matrix repeats them
-SAMPLE = 256  # columns of y that are compared with float64
-# Relative RMS error: rounding W and y to float16; x to 8 bits; both to 8 bits; x to the 3 bits of e4m3's fraction.
-TOLERANCE = {"a16": 2e-3, "a8": 2e-2, **dict.fromkeys(INTEGER, 2e-2), E4M3: 3e-2}
+FEW = 16  # rows of x, up to which memory is the limit and the GPU stays far from its power limit
+REST, LESS_REST = 3, 1  # pause after a replay, in replays: with more rows of x than FEW, and up to FEW
 LARGE_READ, NOISE = 4 << 30, 1 << 20  # bytes, and the random bytes that they repeat
 LOAD_REPLAYS = 400  # large reads: 0.7 s on an H200, longer than nvidia-smi needs
-
-
-Product = Callable[[Any, DeviceTensor, Any], Any]  # x, w, y: y = x @ w.T
 
 
 class Options(NamedTuple):
@@ -76,16 +61,23 @@ class Options(NamedTuple):
     mma: bool = False
     step: bool = False
     rotate: int = ROTATE
+    x: Sequence[str] = X_TYPES
+
+    def cases(self, shape: tuple[int, int]) -> list[Case]:
+        """The products of a shape."""
+        return [
+            Case(fmt.name, activation, m, *shape, x)
+            for m, fmt, x in product(self.m, self.formats, self.x)
+            for activation in of_format(fmt, self.activations)
+        ]
 
 
-class Matrix(NamedTuple):
-    """The packed weights of one format and shape: rotating copies, and sampled rows of the first in float64."""
+class Extras(NamedTuple):
+    """The cases that are also measured in another way: decoding W first, by mma.sync, without pauses."""
 
-    copies: list[DeviceTensor]
-    rows: NDArray[np.int64]
-    sample: Any
-    read: Loop
-    packed: int  # bytes of the blocks, without padding
+    dequantize: Collection[Case] = ()
+    mma: Collection[Case] = ()
+    sustained: Collection[Case] = ()
 
 
 def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, list[str]]:
@@ -104,69 +96,108 @@ def run(options: Options, save: Callable[[Results], None]) -> tuple[Results, lis
         **{name: [] for name in LISTS}, "rows": [],
     }  # fmt: skip
     if options.step:
-        results[STEPS] = list(step.rows(stream, options.repeats))
+        results[STEPS] = list(step.rows(stream, options.repeats, options.x))
     failures: list[str] = []
-    pairs = sum(len(of_format(fmt, options.activations)) for fmt in options.formats)
-    with tqdm(total=len(options.shapes) * len(options.m) * pairs, disable=None) as bar:
-        for shape in options.shapes:
-            for row in rows(stream, cublas, shape, options):
-                bar.update()
-                if isinstance(row, str):
-                    failures.append(row)
-                    continue
-                key = {name: row[name] for name in KEY}
-                for name in LISTS:
-                    if name in row:
-                        results[name].append({**key, **row.pop(name)})
-                results["rows"].append(row)
+    every_case = {shape: options.cases(shape) for shape in options.shapes}
+    with tqdm(total=sum(map(len, every_case.values())), disable=None) as bar:
+        for shape, cases in every_case.items():
+            operands = operands_of(stream, shape, cases, options.rotate)
+            failures += operands.failures
+            extras = Extras(
+                [case for case in cases if options.dequantize and case.m in DEQUANTIZE_M],
+                [case for case in cases if options.mma and case.m >= mma.MIN_M and case.activation in mma.KERNELS],
+                cases if options.sustained else (),
+            )
+            for m in options.m:
+                of_m = [case for case in cases if case.m == m]
+                for item in measure(stream, cublas, operands, of_m, extras, options.repeats):
+                    if isinstance(item, str):
+                        failures.append(item)
+                    else:
+                        results[item[0]].append(item[1])
+                bar.update(len(of_m))
             if options.sweep:
                 results["sweep"].update(sweeps(stream, shape, options))
+            del operands
             cupy.get_default_memory_pool().free_all_blocks()
             save(results)
     return results, failures
 
 
-def rows(stream: Any, cublas: Cublas, shape: tuple[int, int], options: Options) -> Iterator[Row | str]:
-    """The rows of one shape, or why there is none."""
+def operands_of(stream: Any, shape: tuple[int, int], cases: Sequence[Case], rotate: int = ROTATE) -> Operands:
+    """The operands of products of one shape."""
+    formats, types = dict.fromkeys(case.format for case in cases), dict.fromkeys(case.x for case in cases)
+    packed = [format_named(name) for name in formats]
+    return Operands(stream, shape, packed, types, max(case.m for case in cases), rotate)
+
+
+def measure(
+    stream: Any, cublas: Cublas, operands: Operands, cases: Sequence[Case], extras: Extras, repeats: int = REPEATS
+) -> Iterator[tuple[str, Row] | str]:
+    """Products of one shape and number of rows of x, in turns -> each row with the name of its list, or its error."""
     import cupy
 
-    n, k = shape
-    rng = np.random.default_rng(0)
-    dense = dense_copies(shape, rng, options.rotate)
-    matrices = {fmt: matrix(stream, fmt, shape, rng, options.rotate) for fmt in options.formats}
-    for m in options.m:
-        x = cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16))
-        y = cupy.empty((m, n), np.float16)
-        cupy.cuda.Device().synchronize()
-        via, baseline = baselines.dense(stream, cublas, x, dense, y)
-        eight_bits = baselines.fp8(stream, x, dense) if set(options.activations) & set(GROUP_COLUMNS) else None
-        for fmt, w in matrices.items():
-            for activation in of_format(fmt, options.activations):
-                row: Row = {"format": fmt.name, "activation": activation, "M": m, "N": n, "K": k}
-                try:
-                    row["route"] = route(Problem(fmt, activation, m, n, k, compute_capability())).kernel.name
-                    ours = public(activation)
-                    row["error"] = check(stream, ours, x, w, y, TOLERANCE[activation])
-                    loop = capture(stream, products(ours, x, w, y))
-                    beside = {"cublas_fp16_us": baseline, "stream_us": w.read}
-                    if eight_bits and activation in GROUP_COLUMNS:
-                        beside["fp8_us"] = eight_bits
-                    if options.dequantize and m in DEQUANTIZE_M:
-                        beside["dequantize_us"] = capture(stream, products(dequantized(cublas), x, w, y))
-                    if options.mma and m >= mma.MIN_M and activation in mma.KERNELS:
-                        check(stream, by_mma(activation), x, w, y, TOLERANCE[activation])
-                        beside[MMA] = capture(stream, products(by_mma(activation), x, w, y))
-                except (UnsupportedError, RuntimeError, ArithmeticError) as error:
-                    yield f"{fmt} {activation} M={m} N={n} K={k}: {error}"
-                    continue
-                times, *others = compare(stream, [loop, *beside.values()], options.repeats)
-                us = {name: other.us for name, other in zip(beside, others, strict=True)}
-                if MMA in us:
-                    row[MMA] = mma.row(activation, us.pop(MMA), us["cublas_fp16_us"])
-                row.update({**times._asdict(), **us})
-                if options.sustained:
-                    row[SUSTAINED] = {"us": sustained(stream, loop), "cublas_fp16_us": sustained(stream, baseline)}
-                yield rates({**row, "cublas_via": via, "graph": loop.graph}, w.packed)
+    loops: dict[tuple[Any, ...], Loop] = {}  # keys: the kind of loop, then its case, type or format
+    rows: dict[Case, Row] = {}
+    for x_type in dict.fromkeys(case.x for case in cases):
+        of_type = [case for case in cases if case.x == x_type and case.format in operands.matrices]
+        try:
+            x = operands.x(cases[0].m, x_type)
+            y = cupy.empty((len(x), operands.shape[0]), x.dtype)
+            cupy.cuda.Device().synchronize()
+            dense = baselines.dense(stream, cublas, x, operands.dense[x_type], y)
+            if {case.activation for case in of_type} & set(GROUP_COLUMNS) and ("fp8",) not in loops:
+                eight_bits = baselines.fp8(stream, x, operands.dense[x_type])
+                loops.update({("fp8",): eight_bits} if eight_bits else {})
+        except Exception as error:  # e.g. bfloat16 without ml_dtypes: rows of the other type are measured
+            yield from (f"{case}: {error}" for case in of_type)
+            continue
+        loops.update({("dense", x_type, via): loop for via, loop in dense.items()})
+        for case in of_type:
+            w = operands.matrices[case.format]
+            try:
+                rows[case], of_case = prepared(stream, cublas, case, x, w, y, extras)
+            except Exception as error:  # no product ends the run
+                yield f"{case}: {error}"
+                continue
+            loops.update(of_case)
+            if case.format not in operands.read_us:
+                loops["read", case.format] = w.read
+    rest = LESS_REST if cases[0].m <= FEW else REST
+    times = dict(zip(loops, compare(stream, list(loops.values()), repeats, rest=rest), strict=True))
+    operands.read_us.update({name: times[kind, name].us for kind, name, *_ in times if kind == "read"})
+    for case, row in rows.items():
+        dense_name = DENSE_US[case.x]
+        us, via = min((times[key].us, key[2]) for key in times if key[:2] == ("dense", case.x))
+        row.update({**times["product", case]._asdict(), dense_name: us, "stream_us": operands.read_us[case.format]})
+        if ("fp8",) in times and case.activation in GROUP_COLUMNS:
+            row["fp8_us"] = times["fp8",].us
+        if ("dequantize", case) in times:
+            row["dequantize_us"] = times["dequantize", case].us
+        row.update(cublas_via=via, graph=loops["product", case].graph)
+        yield "rows", rates(row, operands.matrices[case.format].packed)
+        if (MMA, case) in times:
+            yield MMA, {**case.row, **mma.row(case.activation, case.x, times[MMA, case].us, us)}
+        if case in extras.sustained:
+            pair = {"us": loops["product", case], dense_name: loops["dense", case.x, via]}
+            yield SUSTAINED, {**case.row, **{name: sustained(stream, loop) for name, loop in pair.items()}}
+
+
+def prepared(
+    stream: Any, cublas: Cublas, case: Case, x: Any, w: Matrix, y: Any, extras: Extras
+) -> tuple[Row, dict[tuple[Any, ...], Loop]]:
+    """A row with the route and the error of a product that was checked, and its loops by their keys."""
+    ours, limit, kind = public(case.activation), tolerance(case.activation, case.x), C_TYPES[case.x]
+    outputs = (Output(case.n, case.x),)
+    p = Problem(format_named(case.format), case.activation, case.m, case.n, case.k, compute_capability(), kind, outputs)
+    row = {**case.row, "route": route(p).kernel.name, "error": check(stream, ours, x, w, y, limit)}
+    loops = {("product", case): capture(stream, products(ours, x, w, y))}
+    if case in extras.dequantize:
+        loops["dequantize", case] = capture(stream, products(dequantized(cublas), x, w, y))
+    if case in extras.mma:
+        check(stream, by_mma(case.activation), x, w, y, limit)
+        loops[MMA, case] = capture(stream, products(by_mma(case.activation), x, w, y))
+    return row, loops
 
 
 def sweeps(stream: Any, shape: tuple[int, int], options: Options) -> Iterator[tuple[str, sweep.Sweep]]:
@@ -197,65 +228,9 @@ def public(activation: Activation) -> Product:
     return lambda x, w, y: matmul(x, w, activation, out=y)
 
 
-def dequantized(cublas: Cublas) -> Product:
-    """The product by decoding the whole matrix to float16, then cuBLAS."""
-    return lambda x, w, y: cublas(x, w.dequantize(np.float16), y)
-
-
 def by_mma(activation: Activation) -> Product:
     """The product by the kernels for GPUs without wgmma."""
     return lambda x, w, y: mma.product(x, w, activation, y)
-
-
-def products(multiply: Product, x: Any, w: Matrix, y: Any) -> list[Call]:
-    """y = x @ copy.T for each copy in turn."""
-    turns = rotation(w.copies, w.packed, 2 * y.size * x.shape[1])
-    return [lambda c=c: multiply(x, c, y) for c in turns]  # type: ignore[misc]
-
-
-def check(stream: Any, multiply: Product, x: Any, w: Matrix, y: Any, tolerance: float) -> float:
-    """The relative RMS error of a product against float64; ArithmeticError beyond `tolerance` or for a hole in y."""
-    import cupy
-
-    y.fill(np.nan)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        multiply(x, w.copies[0], y)
-    stream.synchronize()
-    holes = int(cupy.count_nonzero(~cupy.isfinite(y)))
-    exact = x.astype(np.float64) @ w.sample.T
-    off = y[:, cupy.asarray(w.rows)].astype(np.float64) - exact
-    error = float(cupy.sqrt((off**2).mean() / (exact**2).mean()))
-    if holes or not error <= tolerance:
-        raise ArithmeticError(f"wrong product: relative RMS error {error:.3g}, {holes} outputs not finite")
-    return float(f"{error:.3g}")
-
-
-def matrix(stream: Any, fmt: Format, shape: tuple[int, int], rng: np.random.Generator, rotate: int) -> Matrix:
-    """Random packed weights. Copies hold the same rows in different orders, so that no two reads are alike."""
-    import cupy
-
-    n, k = shape
-    base_rows = min(n, BASE_ROWS)
-    if n % base_rows:
-        raise UnsupportedError(f"N = {n} is not a multiple of {BASE_ROWS}, the rows that a large matrix repeats")
-    base = Tensor(fmt, (base_rows, k), random_blocks(fmt, base_rows, k, rng)).to_device()
-    packed = n * k // fmt.weights * fmt.block_bytes
-    copies = [repeated_rows(base, shape, shift) for shift in range(copies_of(packed, rotate))]
-    picked = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))
-    sample = copies[0].dequantize(np.float32)[cupy.asarray(picked)].astype(np.float64)
-    cupy.cuda.Device().synchronize()
-    return Matrix(copies, picked, sample, baselines.read(stream, [copy.data for copy in copies]), packed)
-
-
-def dense_copies(shape: tuple[int, int], rng: np.random.Generator, rotate: int) -> list[Any]:
-    """Random float16 weights [N, K] for cuBLAS, of the same total size."""
-    import cupy
-
-    n, k = shape
-    base_rows = min(n, BASE_ROWS)
-    base = cupy.asarray((rng.standard_normal((base_rows, k), np.float32) / 32).astype(np.float16))
-    return [repeated(base, n // base_rows, shift) for shift in range(copies_of(2 * n * k, rotate))]
 
 
 def sustained(stream: Any, loop: Loop) -> float:

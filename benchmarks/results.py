@@ -18,7 +18,10 @@ from qgemm.text import columns, json_lines
 Row = dict[str, Any]
 Results = dict[str, Any]
 
-KEY = ("format", "activation", "M", "N", "K")  # identifies a row in its file
+X_TYPES = ("float16", "bfloat16")  # types of x, which y shares
+X_TYPE = X_TYPES[0]  # where a row names none
+DENSE_US = {"float16": "cublas_fp16_us", "bfloat16": "cublas_bf16_us"}  # the dense product of the same type, by x
+KEY = ("format", "activation", "M", "N", "K", "x")  # identifies a row in its file
 PARTS = (
     "host_us",
     "host_slowest_us",
@@ -37,8 +40,8 @@ KEYS = {  # fields that identify a row, for each list of a file
     **dict.fromkeys(LISTS, KEY),
     "planes": ("format", "kernel", "dtype"),
     CALLS: ("library", "call"),
-    STEPS: ("model", "types", "M"),
-    EXPERTS: ("model", "types", "M", "skew"),
+    STEPS: ("model", "types", "M", "x"),
+    EXPERTS: ("model", "types", "M", "skew", "x"),
     EXPERTS_HOST: ("call",),
 }
 STAMP = ("kernels_sha256", "date")  # every file has it, and rows that were measured with other sources
@@ -63,9 +66,14 @@ def sources_sha256() -> str:
     return digest.hexdigest()
 
 
-def key(row: Row) -> tuple[Any, ...]:
-    """The values that identify a row in its file."""
-    return tuple(row[name] for name in KEY)
+def key(row: Row, fields: Sequence[str] = KEY) -> tuple[Any, ...]:
+    """The values that identify a row in its list, of which `fields` are the fields of the key."""
+    return tuple(row.get(name, X_TYPE) if name == "x" else row[name] for name in fields)
+
+
+def x_of(row: Row) -> str:
+    """The type of x and y of a row."""
+    return str(row.get("x", X_TYPE))
 
 
 def merge(old: Results, new: Results) -> Results:
@@ -80,7 +88,7 @@ def merge(old: Results, new: Results) -> Results:
     both: Results = {name: {**(old.get(name, {}) if same else {}), **new.get(name, {})} for name in PARTS}
     for name, fields in KEYS.items():
         old_rows = [{**stamp, **row} for row in old.get(name, [])]
-        rows = {tuple(row[field] for field in fields): row for row in [*old_rows, *new.get(name, [])]}
+        rows = {key(row, fields): row for row in [*old_rows, *new.get(name, [])]}
         both[name] = [rows[k] for k in sorted(rows)]
     return {**new, **both}
 
@@ -97,7 +105,7 @@ def merge_lists(old: Results, new: Results, names: Sequence[str]) -> Results:
     merged = dict(old)
     for name in names:
         every_row = [*old.get(name, []), *({**row, **stamp} for row in new[name])]
-        rows = {tuple(row[field] for field in KEYS[name]): row for row in every_row}
+        rows = {key(row, KEYS[name]): row for row in every_row}
         merged[name] = [rows[k] for k in sorted(rows)]
     return merged
 
@@ -116,7 +124,7 @@ def load(path: Path) -> Results:
     """The results in a file; QgemmError if its content is something else."""
     try:
         content = json.loads(path.read_text())
-        if "device" in content and all(set(KEY) <= set(row) for row in content.get("rows", [])):
+        if "device" in content and all({*KEY} - {"x"} <= set(row) for row in content.get("rows", [])):
             return dict(content)
     except (ValueError, KeyError, TypeError):
         pass
@@ -129,9 +137,14 @@ def write(path: Path, results: Results) -> None:
     write_file(path, ("\n".join(json_lines(results)) + "\n").encode())
 
 
+def dense_us(row: Row) -> float:
+    """The time of cuBLAS by weights of the type of x, in the same run."""
+    return float(row[DENSE_US[x_of(row)]])
+
+
 def speedup(row: Row) -> float:
-    """Speed relative to cuBLAS in float16 in the same run."""
-    return float(row["cublas_fp16_us"] / row["us"])
+    """Speed relative to cuBLAS in the type of x in the same run."""
+    return dense_us(row) / float(row["us"])
 
 
 def share(row: Row) -> float:
@@ -141,19 +154,19 @@ def share(row: Row) -> float:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows for a terminal."""
-    head = ("format", "act", "N x K", "M", "us", "p10", "p90", "cuBLAS us", "ratio", "read us", "share", "GB/s",
+    head = ("format", "act", "x", "N x K", "M", "us", "p10", "p90", "cuBLAS us", "ratio", "read us", "share", "GB/s",
             "TFLOP/s", "route")  # fmt: skip
     cells = [head]
     for row in rows:
         shape = f"{row['N']}x{row['K']}"
         graph = "" if row["graph"] else " (no graph)"
-        numbers = (f"{row[name]:.1f}" for name in ("us", "p10", "p90", "cublas_fp16_us"))
+        numbers = (f"{us:.1f}" for us in (row["us"], row["p10"], row["p90"], dense_us(row)))
         cells.append((
-            row["format"], row["activation"], shape, str(row["M"]), *numbers, f"{speedup(row):.2f}",
+            row["format"], row["activation"], x_of(row), shape, str(row["M"]), *numbers, f"{speedup(row):.2f}",
             f"{row['stream_us']:.1f}", f"{share(row):.2f}", f"{row['gbs']:.0f}", f"{row['tflops']:.1f}",
             row["route"] + graph,
         ))  # fmt: skip
-    return columns("<<<>>>>>>>>>><", cells)
+    return columns("<<<<" + 10 * ">" + "<", cells)
 
 
 def short_tables(results: Results) -> Iterator[str]:
@@ -164,8 +177,11 @@ def short_tables(results: Results) -> Iterator[str]:
         **{heading: results.get(name, []) for name, heading in LISTS.items()},
     }.items():
         if rows:
-            cells = [("format", "act", "N x K", "M", "us", "cuBLAS us", "ratio")]
+            cells = [("format", "act", "x", "N x K", "M", "us", "cuBLAS us", "ratio")]
             for row in rows:
-                numbers = f"{row['us']:.1f}", f"{row['cublas_fp16_us']:.1f}", f"{speedup(row):.2f}"
-                cells.append((row["format"], row["activation"], f"{row['N']}x{row['K']}", str(row["M"]), *numbers))
-            yield f"{heading}\n{columns('<<<>>>>', cells)}"
+                shape, numbers = f"{row['N']}x{row['K']}", (row["us"], dense_us(row))
+                times = (f"{us:.1f}" for us in numbers)
+                cells.append((
+                    row["format"], row["activation"], x_of(row), shape, str(row["M"]), *times, f"{speedup(row):.2f}",
+                ))  # fmt: skip
+            yield f"{heading}\n{columns('<<<<>>>>', cells)}"

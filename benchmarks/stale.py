@@ -28,22 +28,22 @@ from qgemm.cuda.kernels.transforms import (
     QUANTIZE_ACTIVATIONS_GROUPS,
     QUANTIZE_CODEBOOK,
     ROUND_ACTIVATIONS,
+    SCALE_ROWS,
     Transform,
 )
-from qgemm.cuda.problem import C_TYPES, Q8_1, TUNED_SMS, Output, Problem
+from qgemm.cuda.problem import C_TYPES, Q8_1, SCALED_ROWS, TUNED_SMS, Output, Problem
 from qgemm.errors import QgemmError, UnsupportedError
 from qgemm.formats import format_named
 from qgemm.text import columns
 
 from . import step
 from .moe_layers import MODELS
-from .results import EXPERTS, KEYS, MMA, STEPS, Results, Row, load
+from .results import EXPERTS, KEYS, MMA, STEPS, Results, Row, load, x_of
 
 DIGEST = "kernels"  # the field of a row
 DIGITS = 12  # hexadecimal digits of SHA-256 that are kept
 TUNED_SM = 90  # the compute capability where a file names none
 HOST_TIMES = ("calls", "experts_host")
-X_TYPE = "float16"  # the type of x where a row names none
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 # The kernels that bring x into the form of an activation.
 QUANTIZING: dict[str, tuple[Transform, ...]] = {
@@ -141,24 +141,25 @@ def _count(name: str, results: Results) -> Count:
 def digest_of(name: str, row: Row, results: Results) -> str:
     """The digest of the kernels that a row of a list would run now; empty if there is none."""
     try:
-        units = set(_units(name, row, results.get("sm", TUNED_SM), results.get("sms", TUNED_SMS)))
+        keys = set(units(name, row, results.get("sm", TUNED_SM), results.get("sms", TUNED_SMS)))
     except (UnsupportedError, StopIteration, KeyError):  # the kernel, format or model is no more
         return ""
-    return _digest(sorted(unit_digest(unit) for unit in units)) if units else ""
+    return _digest(sorted(unit_digest(key) for key in keys)) if keys else ""
 
 
-def _units(name: str, row: Row, sm: int, sms: int) -> Iterator[Key]:
+def units(name: str, row: Row, sm: int, sms: int) -> Iterator[Key]:
+    """The kernels that a row of a list runs on a GPU of this compute capability with this number of SMs."""
     if name == "planes":
         yield _of_planes(row)
     elif name == MMA:
-        yield _of_mma(row, sm, sms)
+        yield from _of_mma(row, sm, sms)
     elif name == EXPERTS:
         model = next(model for model in MODELS if (model.name, model.format) == (row["model"], row["types"]))
         e, f, k = model.experts, model.f, model.k
-        yield from _of_model(model.format, [(e, f, k), (e, k, f)], row["M"], sm, sms, experts=True)
+        yield from _of_model(model.format, [(e, f, k), (e, k, f)], row, sm, sms, experts=True)
     elif name == STEPS:
         for fmt, shapes in _shapes_of_step(row["types"]).items():
-            yield from _of_model(fmt, shapes, row["M"], sm, sms)
+            yield from _of_model(fmt, shapes, row, sm, sms)
     else:
         yield from _of_product(row, sm, sms)
 
@@ -166,10 +167,12 @@ def _units(name: str, row: Row, sm: int, sms: int) -> Iterator[Key]:
 def _of_product(row: Row, sm: int, sms: int) -> Iterator[Key]:
     """The kernel that the route table names for a row, with the parts that it needs, and those that quantize x."""
     fmt, activation, (m, n, k) = format_named(row["format"]), row["activation"], (row[name] for name in "MNK")
-    x = C_TYPES[row.get("x", X_TYPE)]
-    p = Problem(fmt, activation, m, n, k, sm, x, (Output(n, X_TYPE),), sms=sms)
+    x = C_TYPES[x_of(row)]
+    p = Problem(fmt, activation, m, n, k, sm, x, (Output(n, x_of(row)),), sms=sms)
     kernel = route(p).kernel
     for source in kernel.reads(p):
+        if source == SCALED_ROWS:
+            yield from (_key(SCALE_ROWS.name, None, template) for template in SCALE_ROWS.variants())
         form = p._replace(x=source)
         config = kernel.choose(form)
         configs = kernel.chosen(form, (m,)) if config is None else (config,)
@@ -183,11 +186,11 @@ def _of_product(row: Row, sm: int, sms: int) -> Iterator[Key]:
 
 
 def _of_model(
-    name: str, shapes: Sequence[tuple[int, ...]], m: int, sm: int, sms: int, experts: bool = False
+    name: str, shapes: Sequence[tuple[int, ...]], row: Row, sm: int, sms: int, experts: bool = False
 ) -> Iterator[Key]:
-    """The kernels of all products by float16 x that layers with these matrices, or with these experts, may launch."""
+    """The kernels of all products of a row that layers with these matrices, or with these experts, may launch."""
     weights = [Weights(format_named(name), shape) for shape in shapes]
-    for key in needed(weights, sm, sms, [m], ["a16"], [C_TYPES[X_TYPE]]):
+    for key in needed(weights, sm, sms, [row["M"]], ["a16"], [C_TYPES[x_of(row)]]):
         kernel, fmt, _ = key
         if kernel.startswith(OF_EXPERTS) == experts and kernel != PACK.name and (experts or fmt is not None):
             yield key
@@ -203,11 +206,14 @@ def _of_planes(row: Row) -> Key:
     return transform.name, fmt, tuple(transform.template(fmt, **{side: C_TYPES[row["dtype"]]}).items())
 
 
-def _of_mma(row: Row, sm: int, sms: int) -> Key:
-    kernel, kind = (PREFILL_SM80, "half") if row["activation"] == "a16" else (PREFILL_SM80_A8, Q8_1)
-    fmt, (m, n, k) = format_named(row["format"]), (row[name] for name in "MNK")
-    p = Problem(fmt, row["activation"], m, n, k, sm, kind, (Output(n, X_TYPE),), sms=sms)
-    return kernel.name, fmt, tuple(kernel.template(p, kernel.choose(p)).items())
+def _of_mma(row: Row, sm: int, sms: int) -> Iterator[Key]:
+    by_activation, x = {"a16": PREFILL_SM80, "a8": PREFILL_SM80_A8}, C_TYPES[x_of(row)]
+    kernel, fmt, (m, n, k) = by_activation[row["activation"]], format_named(row["format"]), (row[i] for i in "MNK")
+    kind = Q8_1 if kernel is PREFILL_SM80_A8 else x if x == "half" else SCALED_ROWS
+    if kind == SCALED_ROWS:
+        yield from (_key(SCALE_ROWS.name, None, template) for template in SCALE_ROWS.variants())
+    p = Problem(fmt, row["activation"], m, n, k, sm, kind, (Output(n, x_of(row)),), sms=sms)
+    yield _key(kernel.name, fmt, kernel.template(p, kernel.choose(p)))
 
 
 def _shapes_of_step(mixture: str) -> dict[str, list[tuple[int, int]]]:

@@ -1,12 +1,12 @@
 """A decode step: all linear layers and the head of a Llama-3-8B in one CUDA graph, beside reading the same bytes.
 
-Q, K and V are one call of `matmul_many`, gate and up one of `gated`. Inputs of layers are fixed float16 arrays, so that
-the graph has only products; their order in the stream is their only dependency.
+Q, K and V are one call of `matmul_many`, gate and up one of `gated`. Inputs of layers are fixed arrays, so that the
+graph has only products; their order in the stream is their only dependency. Steps by x of each type take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,12 +15,13 @@ import numpy as np
 from qgemm.cli.random_models import HEADS, types_of
 from qgemm.cli.timing import capture, compare
 from qgemm.cli.weights import random_blocks, repeated_rows
+from qgemm.codec.float_types import float_dtype
 from qgemm.formats import FORMATS
 from qgemm.ops import gated, matmul, matmul_many
 from qgemm.tensor import Tensor
 
 from . import baselines
-from .results import Row
+from .results import X_TYPES, Row
 
 MODEL = "llama-3-8b"
 HIDDEN, KEYS, INNER, VOCABULARY, LAYERS = 4096, 1024, 14336, 128256, 32
@@ -28,30 +29,34 @@ M = 1, 8  # tokens
 DRAWN = 256  # random rows of each matrix, which repeats them
 
 
-def rows(stream: Any, repeats: int) -> Iterator[Row]:
-    """For each mixture and number of tokens: us of a step, and read_us of one read of its packed bytes."""
+def rows(
+    stream: Any, repeats: int, types: Sequence[str] = X_TYPES, mixtures: Iterable[str] = tuple(HEADS)
+) -> Iterator[Row]:
+    """For each mixture, number of tokens and type of x: us of a step, and read_us of one read of its packed bytes."""
     import cupy
 
-    for mixture in HEADS:
+    for mixture in mixtures:
         step = Step(mixture)
         buffer = cupy.zeros(step.nbytes // 16 * 16, cupy.uint8)
         for m in M:
-            loop = capture(stream, [partial(step, Arrays.random(m))])
-            times, read = compare(stream, [loop, baselines.read(stream, [buffer])], repeats)
-            yield {
-                "model": MODEL,
-                "types": mixture,
-                "M": m,
-                "us": times.us,
-                "read_us": read.us,
-                "bytes": step.nbytes,
-            }
-        del step, buffer, loop
+            loops = [capture(stream, [partial(step, Arrays.random(m, x))]) for x in types]
+            *times, read = compare(stream, [*loops, baselines.read(stream, [buffer])], repeats)
+            for x, time in zip(types, times, strict=True):
+                yield {
+                    "model": MODEL,
+                    "types": mixture,
+                    "M": m,
+                    "x": x,
+                    "us": time.us,
+                    "read_us": read.us,
+                    "bytes": step.nbytes,
+                }
+        del step, buffer, loops
         cupy.get_default_memory_pool().free_all_blocks()
 
 
 class Arrays(NamedTuple):
-    """The float16 arrays [M, ...] of a step: inputs, and outputs of each size."""
+    """The arrays [M, ...] of a step, all of one type: inputs, and outputs of each size."""
 
     hidden: Any
     inner: Any
@@ -61,18 +66,14 @@ class Arrays(NamedTuple):
     logits: Any
 
     @classmethod
-    def random(cls, m: int) -> Arrays:
-        """Random inputs of M tokens."""
+    def random(cls, m: int, x: str) -> Arrays:
+        """Random inputs of M tokens in a type."""
         import cupy
 
-        rng = np.random.default_rng(m)
-        hidden, inner = (
-            cupy.asarray(rng.standard_normal((m, k), np.float32).astype(np.float16)) for k in (HIDDEN, INNER)
-        )
+        rng, dtype = np.random.default_rng(m), float_dtype(x)
+        hidden, inner = (cupy.asarray(rng.standard_normal((m, k), np.float32)).astype(dtype) for k in (HIDDEN, INNER))
         sizes = (3, HIDDEN), (2, KEYS), (1, INNER), (1, VOCABULARY)
-        ys, keys, (gated_inner,), (logits,) = (
-            [cupy.empty((m, n), np.float16) for _ in range(count)] for count, n in sizes
-        )
+        ys, keys, (gated_inner,), (logits,) = ([cupy.empty((m, n), dtype) for _ in range(count)] for count, n in sizes)
         return cls(hidden, inner, ys, keys, gated_inner, logits)
 
 

@@ -15,7 +15,7 @@ from strategies import FORMATS, over_formats
 import qgemm
 from benchmarks import baselines, command, cpu, encode, gpu, host, results, sweep
 from benchmarks.report import tables
-from qgemm.cli import timing
+from qgemm.cli import timing, weights
 from qgemm.cuda.jit import nvrtc
 
 # ---------------------------------------------------------------- rows and their file
@@ -40,6 +40,16 @@ def test_merging_replaces_rows_measured_again():
     assert [(merged_row["M"], merged_row["us"]) for merged_row in both["rows"]] == [(1, 5.0), (2, 3.0), (16, 4.0)]
     assert (both["host_us"], both["date"]) == ({"a16": 1.0, "a8": 3.0}, "2026-02-01")
     assert results.merge(both, new) == both
+
+
+def test_types_of_x_have_rows_of_their_own():
+    """A row without a type is of float16, and is replaced by one that says so."""
+    old = made_up(rows=[row(m=1, us=5.0), row(m=2)])
+    new = made_up(rows=[row(m=1, us=4.0, x="float16"), row(m=1, us=6.0, x="bfloat16")])
+    both = results.merge(old, new)["rows"]
+    cases = [(merged_row["M"], results.x_of(merged_row), merged_row["us"]) for merged_row in both]
+    assert cases == [(1, "bfloat16", 6.0), (1, "float16", 4.0), (2, "float16", 8.0)]
+    assert [results.speedup(merged_row) for merged_row in both] == [4.0, 6.0, 3.0]
 
 
 def test_merging_keeps_rates_of_packing():
@@ -114,11 +124,11 @@ def test_saving_writes_into_a_folder_and_merges(tmp_path):
 
 
 def test_table_for_a_terminal():
-    text = results.table([row(), row(m=16, graph=False)])
+    text = results.table([row(), row(m=16, x="bfloat16", graph=False)])
     assert "decode (no graph)" in text
     assert [line.split()[:4] for line in text.splitlines()[1:]] == [
-        ["q4_0", "a16", "4096x4096", "1"],
-        ["q4_0", "a16", "4096x4096", "16"],
+        ["q4_0", "a16", "float16", "4096x4096"],
+        ["q4_0", "a16", "bfloat16", "4096x4096"],
     ]
 
 
@@ -129,7 +139,7 @@ def test_each_option_prints_its_table():
     measured = made_up(rows=rows, mma=[row(m=64, us=12.0)], sustained=[row(m=64, us=9.6)])
     tables = [text.splitlines() for text in results.short_tables(measured)]
     assert [lines[0] for lines in tables] == ["decoding W to float16, then cuBLAS", *results.LISTS.values()]
-    assert [lines[2].split()[3:] for lines in tables] == [
+    assert [lines[2].split()[4:] for lines in tables] == [
         ["16", "80.0", "24.0", "0.30"],
         ["64", "9.6", "24.0", "2.50"],
         ["64", "12.0", "24.0", "2.00"],
@@ -145,7 +155,7 @@ def test_random_blocks_are_tame(fmt):
     """Every format gives finite weights that differ, and a product of K = 16384 stays inside float16."""
     if fmt.levels is None:
         pytest.skip("no decoder")
-    blocks = gpu.random_blocks(fmt, 32, 512, np.random.default_rng(0))
+    blocks = weights.random_blocks(fmt, 32, 512, np.random.default_rng(0))
     w = qgemm.Tensor(fmt, (32, 512), blocks).dequantize()
     assert len(np.unique(w)) > 8
     assert 0 < 6 * np.sqrt(16384) * np.sqrt((w.astype(np.float64) ** 2).mean()) < 65504

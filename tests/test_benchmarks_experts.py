@@ -42,5 +42,13 @@ def test_no_row_is_begun_once_the_time_is_over():
 
 
 def test_a_row_in_a_line():
-    layer = {"model": "mixtral-8x7b", "types": "q4_0", "M": 512, "skew": 1, "us": 54.04, "cublas_us": 99.0}
-    assert moe.summary(layer) == "mixtral-8x7b q4_0 T=512 skewed: 54.0 us, cublas 99.0"
+    layer = {
+        "model": "mixtral-8x7b",
+        "types": "q4_0",
+        "M": 512,
+        "skew": 1,
+        "x": "bfloat16",
+        "us": 54.04,
+        "cublas_us": 99.0,
+    }
+    assert moe.summary(layer) == "mixtral-8x7b q4_0 bfloat16 T=512 skewed: 54.0 us, cublas 99.0"

@@ -19,30 +19,35 @@ def path(tmp_path):
     rows = [row(*case, 512, SHAPE, us=us, cublas_fp16_us=120, fp8_us=60) for case, us in times.items()]
     stamp = {"kernels_sha256": "def", "date": "2026-01-30"}
     old = row("q4_0", "a16", 512, SHAPE, us=100, cublas_fp16_us=120, **stamp)
+    by_bfloat16 = [row(fmt, "a8_g256", 512, SHAPE, us=48, fp8_us=12, x="bfloat16") for fmt in ("q4_0", "mxfp4", "q6_k")]
     path = tmp_path / "h200.json"
-    results.write(path, made_up(rows=[*rows, old]))
+    results.write(path, made_up(rows=[*rows, old, *by_bfloat16]))
     return path
 
 
 def test_products_show_both_activations(path):
     """A star marks rows that were measured with earlier kernels."""
     text = eight_bit_tables.products_table(path)
-    assert text.splitlines()[2:] == ["| 8192x8192 | 512 | 120.0 | 2.00 | 1.50 / 1.20* | 1.25 / - | 1.20 / 1.20 |"]
+    assert text.splitlines()[2:] == [
+        "| 8192x8192 | 512 | fp16 | 120.0 | 2.00 | 1.50 / 1.20* | 1.25 / – | 1.20 / 1.20 |",
+        "| 8192x8192 | 512 | bf16 | 24.0 | 2.00 | 0.50 / – | – / – | 0.50 / – |",
+    ]
 
 
 def test_other_formats_are_relative_to_q4_0(path):
     text = eight_bit_tables.others_table(path)
-    assert text.splitlines()[2:] == ["| q6_k | 1.50 (1.00) |", "| q8_0 | 1.25 (0.83) |"]
+    assert text.splitlines()[2:] == ["| q6_k | 1.50 (1.00) / 0.50 (1.00) |", "| q8_0 | 1.25 (0.83) / – |"]
 
 
 def test_e4m3(path):
     text = eight_bit_tables.e4m3_table(path)
-    line = "| 8192x8192 | 512 | 120.0 | 60.0 (2.00) | 100.0 (1.20) | 100.0 (1.20) | 100.0 (1.20) |"
-    assert text.splitlines()[2:] == [line]
+    assert text.splitlines()[2:] == [
+        "| 8192x8192 | 512 | fp16 | 120.0 | 60.0 (2.00) | 100.0 (1.20) | 100.0 (1.20) | 100.0 (1.20) |",
+        "| 8192x8192 | 512 | bf16 | 24.0 | 12.0 (2.00) | – | 48.0 (0.50) | – |",
+    ]
 
 
 def test_missing_measurement_is_named(path):
-    measured = results.load(path)
-    results.write(path, {**measured, "rows": [row for row in measured["rows"] if row["format"] != "q4_k"]})
-    with pytest.raises(KeyError, match="q4_k by a8_g256 of 8192x8192 with M = 512 was not measured"):
-        eight_bit_tables.products_table(path)
+    rows = eight_bit_tables.tables.Rows(results.load(path))
+    with pytest.raises(KeyError, match="q4_k by a8_g256 of 8192x8192 with M = 512 and x of bfloat16 was not measured"):
+        eight_bit_tables.measured(rows, "q4_k", "a8_g256", 512, SHAPE, "bfloat16")

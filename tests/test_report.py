@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from xml.etree import ElementTree
 
@@ -62,6 +63,18 @@ def test_targets_of_many_rows():
     assert ["q4_k 28672x8192 M=4096: time over that of q4_0", "1.10", "-"] in lines
 
 
+def test_targets_of_bfloat16():
+    """A bound on the time over that by float16, looser for few rows of K-quants; cuBLAS of its type for many rows."""
+    cases = (("q4_k", 16, 8.7), ("q4_k", 32, 8.7), ("q4_0", 16, 8.7), ("q4_0", 512, 8.2), ("q6_k", 1024, 25.0))
+    pairs = [(row(fmt, m=m), row(fmt, m=m, us=us, x="bfloat16")) for fmt, m, us in cases]
+    rows = [*itertools.chain(*pairs), row("mxfp4", m=4096), row("q4_0", "a8", m=2)]
+    verdicts = {target.name: target.verdict(target.measured[0]) for target in report.targets(made_up(rows=rows))}
+    over = {name: verdict for name, verdict in verdicts.items() if name.endswith("by bfloat16 over that by float16")}
+    assert list(over.values()) == ["must", "MISS", "MISS", "must", "MISS", "-"]
+    beside = {name: verdict for name, verdict in verdicts.items() if name.endswith("speed-up over cuBLAS in bfloat16")}
+    assert list(beside.values()) == ["must", "MISS", "-"]
+
+
 def test_targets_of_kbit():
     """At most a time over reading, at least a speed-up and a share of reading."""
     rows = [row("kbit4", m=m, shape=(8192, 8192), us=us) for m, us in ((1, 7.5), (8, 8.0), (64, 12.0), (1024, 30.0))]
@@ -83,11 +96,15 @@ def test_kbit_tables(tmp_path):
     assert "Not measured yet" in tables.kbit_tables(path)
     rows = [row(fmt, m=m, shape=shape) for fmt in ("kbit2", "kbit4") for m in (1, 64) for shape in SHAPES[:2]]
     planes = [plane_row("kbit4"), plane_row("kbit2", share=0.7), plane_row("kbit4", "dequantize_codebook")]
-    results.write(path, made_up(rows=[*rows[1:], row(shape=(64, 64))], planes=planes))
+    by_bfloat16 = row("kbit2", m=1, shape=SHAPES[1], us=16.0, x="bfloat16")
+    results.write(path, made_up(rows=[*rows[1:], by_bfloat16, row(shape=(64, 64))], planes=planes))
     text = tables.kbit_tables(path)
     assert "| N x K | KBIT2 | KBIT4 |" in text
-    assert "| 4096x4096 | – | 8.0 (1.33) |" in text
+    assert "| 4096x4096 | – / – | 8.0 (1.33) / – |\n| 8192x8192 | 8.0 (1.33) / 16.0 (2.67) | 8.0" in text
+    assert "in float16 at M = 1 / 8 / 64 / 1024:" in text
     assert "| 8192x8192 | 3.00 / – / 3.00 / – | 3.00 / – / 3.00 / – |" in text
+    assert "in bfloat16 at M = 1 / 8 / 64 / 1024:" in text
+    assert "| 8192x8192 | 1.50 / – / – / – | – / – / – / – |" in text
     assert "64x64" not in text
     assert "reaches 65% to 70% of the speed of reading the same bytes, decoding 65% to 65%" in text
 
@@ -95,12 +112,19 @@ def test_kbit_tables(tmp_path):
 def test_speed_table(tmp_path):
     path = tmp_path / "h200.json"
     assert "Not measured yet" in tables.speed_table(path)
-    results.write(path, made_up())
+    by_bfloat16 = [row(m=16, shape=SHAPES[0], us=9.6, x="bfloat16"), row("q8_0", shape=SHAPES[0], us=10, x="bfloat16")]
+    results.write(path, made_up(rows=[*made_up()["rows"], *by_bfloat16]))
     text = tables.speed_table(path)
     assert "NVIDIA H200 (1980 MHz, memory 3201 MHz), driver 580.1, CUDA 13.0, 2026-01-31" in text
     assert "| M | 4096x4096 | 8192x8192 | 28672x8192 |" in text
-    assert "| 16 | 3.00 / 3.00 | 3.00 / 3.00 | 3.00 / 3.00 |" in text
-    assert "| Q8_0 | 75% / 75% | 75% / 75% | 75% / 75% |" in text
+    assert "x and y float16 / bfloat16" in text
+    sections = text.split("\n\n")
+    for activation, speed, shared in (("a16", "2.50", "60%"), ("a8", "–", "–")):
+        speeds, shares = (
+            i for i, section in enumerate(sections) if section.startswith("S") and f"`{activation}`" in section
+        )
+        assert f"| 16 | 3.00 / {speed} | 3.00 / – | 3.00 / – |" in sections[speeds + 1]
+        assert f"| Q8_0 | 75% / {shared} | 75% / – | 75% / – |" in sections[shares + 1]
     assert "power limit" not in text
     busy = [
         row(us=8.4, cublas_fp16_us=25.2),
@@ -123,7 +147,7 @@ def test_speed_of_all_formats_at_one_shape(tmp_path):
     counts = len(tables.OTHERS_M) + 1
     lines = [line for line in tables.speed_table(path).splitlines() if line.count("|") == counts + 2]
     assert [line for line in lines if line.startswith("| Q")] == [
-        f"| {fmt} |{times * counts}" for fmt, times in (("Q4_K", " 3.00 |"), ("Q6_K", " 2.00 |"))
+        f"| {fmt} |{times * counts}" for fmt, times in (("Q4_K", " 3.00 / – |"), ("Q6_K", " 2.00 / – |"))
     ]
     results.write(path, made_up())
     assert "by format and M" not in tables.speed_table(path)
@@ -134,10 +158,12 @@ def test_speed_of_rivals_and_of_other_kernels(tmp_path):
     path = tmp_path / "h200.json"
     rows = [row(dequantize_us=80.0), row(activation="a8", m=16, dequantize_us=88.0), row(m=64)]
     mma = [row(activation=activation, m=64, us=us) for activation, us in (("a16", 12.0), ("a8", 20.0))]
+    mma.append(row(m=64, us=15.0, x="bfloat16"))
     results.write(path, made_up(rows=rows, mma=mma, host_slowest_us={"a16": 9.5, "a8": 11.0}))
     text = tables.speed_table(path)
     assert "then multiplying by cuBLAS, costs 10 to 11 times as much time, at M = 1, 16." in text
-    assert "| M | 4096x4096 |\n| --- | --: |\n| 64 | 2.00 / 1.20 |" in text
+    assert "`a16`:\n\n| M | 4096x4096 |\n| --- | --: |\n| 64 | 2.00 / 1.60 |" in text
+    assert "`a8`:\n\n| M | 4096x4096 |\n| --- | --: |\n| 64 | 1.20 / – |" in text
     assert "7.0 us for `a16`, 9.0 us for `a8` on its fastest CPU, 9.5 us for `a16`, 11.0 us for `a8` on its" in text
     results.write(path, made_up())
     text = tables.speed_table(path)
@@ -151,11 +177,14 @@ def test_decode_steps(tmp_path):
     base = {"model": "llama-3-8b", "bytes": 4, "read_us": 1000.0}
     steps = [{**base, "types": types, "M": m, "us": us} for types, m, us in (("q4_0", 1, 1200.0), ("q4_0", 8, 1500.0))]
     path = tmp_path / "h200.json"
-    results.write(path, made_up(steps=[*steps, {**steps[1], "types": "q8_0"}]))
-    assert "| Q4_0 | 1200 (1.20) | 1500 (1.50) |\n| Q8_0 | – | 1500 (1.50) |" in tables.speed_table(path)
+    by_bfloat16 = {**steps[0], "x": "bfloat16", "us": 1300.0}
+    results.write(path, made_up(steps=[*steps, by_bfloat16, {**steps[1], "types": "q8_0"}]))
+    lines = "| Q4_0 | 1200 (1.20) / 1300 (1.30) | 1500 (1.50) / – |\n| Q8_0 | – / – | 1500 (1.50) / – |"
+    assert lines in tables.speed_table(path)
     verdict_of = {target.name: target.verdict(target.measured[0]) for target in report.targets(results.load(path))}
     verdicts = [verdict_of[f"llama-3-8b q4_0 M={m}: a step over reading its bytes"] for m in (1, 8)]
     assert verdicts == ["must", "MISS"]
+    assert verdict_of["llama-3-8b q4_0 M=1: a step by bfloat16 over float16"] == "MISS"
 
 
 def test_host_times_of_calls(tmp_path):

@@ -9,6 +9,7 @@ from measured import made_up, plane_row, row
 
 from benchmarks import stale
 from benchmarks.report import tables
+from benchmarks.results import X_TYPES
 from qgemm.cuda.jit import sources
 
 
@@ -83,6 +84,17 @@ def test_comments_and_line_breaks_change_no_row(edited):
     results = stale.stamped(every_list())
     edited("gemm/decode.cu", lambda text: "// a new comment\n\n" + text.replace(";\n", ";\n\n"))
     assert not changed(results)
+
+
+@pytest.mark.parametrize("name", ["rows", "mma", "steps", "experts"])
+def test_types_of_x_run_kernels_of_their_own(name):
+    """Rows of "a8" aside, whose kernels read x in eight bits."""
+    rows = [*every_list()[name], row("q4_0", "a16", 64)] if name == "mma" else every_list()[name]
+    rows = [measured for measured in rows if measured.get("activation") != "a8"]
+    digests = [{stale.digest_of(name, {**measured, "x": x}, made_up()) for measured in rows} for x in X_TYPES]
+    assert len(digests[0]) == len(digests[1]) == len(rows)
+    assert not digests[0] & digests[1]
+    assert digests[0] == {stale.digest_of(name, measured, made_up()) for measured in rows}
 
 
 def test_rows_without_digest_or_kernel_are_of_unknown_sources():

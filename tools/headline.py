@@ -31,8 +31,15 @@ def one_token(path: Path = tables.RESULTS) -> str:
         raise KeyError(f"{tables.HEADLINE} of {tables.name(SHAPE)} with M = 1 was not measured")
     return (
         f"- **One token: {speedup(row):.1f}x cuBLAS float16, {llama['us'] / row['us']:.1f}x llama.cpp.** "
-        f"{row['us']:.1f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} {on_gpu(row, results)}."
+        f"{row['us']:.1f} us{by_bfloat16(results, 'a16', 1, '.1f')} for {tables.HEADLINE.upper()} {tables.name(SHAPE)} "
+        f"{on_gpu(row, results)}."
     )
+
+
+def by_bfloat16(results: Results, activation: str, m: int, digits: str) -> str:
+    """The time of the same product by x of bfloat16 in parentheses; empty if it was not measured."""
+    row = tables.Rows(results)(tables.HEADLINE, activation, m, SHAPE, "bfloat16")
+    return "" if row is None else f" (bfloat16 {row['us']:{digits}})"
 
 
 def many_tokens(path: Path = eight_bit_tables.RESULTS) -> str:
@@ -41,7 +48,8 @@ def many_tokens(path: Path = eight_bit_tables.RESULTS) -> str:
     row = eight_bit_tables.measured(tables.Rows(results), tables.HEADLINE, kind, MANY_TOKENS, SHAPE)
     return (
         f"- **{MANY_TOKENS} tokens: {speedup(row):.1f}x cuBLAS float16** with `{kind}`: "
-        f"{row['us']:.0f} us for {tables.HEADLINE.upper()} {tables.name(SHAPE)} {on_gpu(row, results)}."
+        f"{row['us']:.0f} us{by_bfloat16(results, kind, MANY_TOKENS, '.0f')} for {tables.HEADLINE.upper()} "
+        f"{tables.name(SHAPE)} {on_gpu(row, results)}."
     )
 
 

@@ -76,10 +76,10 @@ def compiled(unit: tuple[str, Sm90Config]) -> str:
 def measure(
     stream: Any, w: Any, fmt: Format, shape: tuple[int, int], m: int, configs: Sequence[Sm90Config], repeats: int,
 ) -> Any:  # fmt: skip
-    """A row of the file of times: the current choice, and us of each config that can serve. w: a gpu.Matrix."""
+    """A row of the file of times: the current choice, and us of each config that can serve. w: an operands.Matrix."""
     import cupy
 
-    from benchmarks import gpu
+    from benchmarks import operands
     from qgemm.cli import timing
     from qgemm.cuda.problem import gpu as gpu_of
 
@@ -98,8 +98,8 @@ def measure(
         def multiply(_: Any, w: Any, y: Any, launch: PrefillLaunch = launch) -> None:
             launch(cupy.cuda.get_current_stream().ptr, values.data.ptr, w.pointer, y.data.ptr)
 
-        gpu.check(stream, multiply, values, w, y, gpu.TOLERANCE["a16"])
-        loops[config] = timing.capture(stream, gpu.products(multiply, values, w, y))
+        operands.check(stream, multiply, values, w, y, operands.tolerance("a16", "float16"))
+        loops[config] = timing.capture(stream, operands.products(multiply, values, w, y))
     times = timing.compare(stream, list(loops.values()), repeats)
     us = {fit_sm90.key(config): median.us for config, median in zip(loops, times, strict=True)}
     return {"format": fmt.name, "n": n, "k": k, "m": m, "before": fit_sm90.key(chosen), "us": us}
@@ -169,11 +169,11 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each problem; the weights of a format and shape are packed once for all M."""
     import cupy
 
-    from benchmarks import gpu
+    from benchmarks import operands
 
     stream = cupy.cuda.Stream(non_blocking=True)
     for shape, fmt in product(options.shapes, options.formats):
-        w = gpu.matrix(stream, fmt, shape, np.random.default_rng(0), gpu.ROTATE)
+        w = operands.matrix(stream, fmt, shape, np.random.default_rng(0), operands.ROTATE)
         for m in options.m:
             configs = list(candidates(fmt, m, options.kept))
             yield measure(stream, w, fmt, shape, m, configs, options.repeats)

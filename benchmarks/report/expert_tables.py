@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import tables
-from benchmarks.results import EXPERTS_HOST
+from benchmarks.results import EXPERTS_HOST, X_TYPES, x_of
 
 RESULTS = tables.RESULTS, tables.RESULTS.with_name("h100.json")  # files without rows of experts are left out
 SPEEDS = {"NVIDIA H200": (4.39, 4.8), "NVIDIA H100 80GB HBM3": (3.05, 3.35)}  # TB/s: of a large read; nominal
 # us of Marlin MoE on an H20 of nominally 4.0 TB/s: https://github.com/FlagOpen/FlagGems/issues/4350
 MARLIN, H20 = {("mixtral-8x7b", 1): 134, ("mixtral-8x7b", 8): 392, ("mixtral-8x7b", 64): 1190}, 4.0
+LAYER = "model", "types", "M", "skew"  # a row of the table
 BESIDE = {"one_by_one_us": "one by one", "cublas_us": "decoded, cuBLAS", "grouped_mm_us": "grouped_mm bf16"}
 
 
@@ -26,9 +27,12 @@ def table(paths: tuple[Path, ...] = RESULTS) -> str:
 def lines(results: dict[str, Any]) -> Iterator[str]:
     """The rows of one GPU, and the host's time of a call."""
     head = ["layer", "T", "us", "times reading", "TFLOP/s", *BESIDE.values(), "Marlin, scaled"]
-    yield f"{results['device']}, which reads {results['read_gbs'] / 1e3:.2f} TB/s; us:"
+    yield f"{results['device']}, which reads {results['read_gbs'] / 1e3:.2f} TB/s; us, {tables.TYPES_OF_CELLS}:"
     yield ""
-    yield tables.markdown(head, [cells(row, results["device"]) for row in results["experts"]])
+    layers: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in results["experts"]:
+        layers.setdefault(tuple(row[name] for name in LAYER), {})[x_of(row)] = row
+    yield tables.markdown(head, [cells(by_type, results["device"]) for by_type in layers.values()])
     if host := results.get(EXPERTS_HOST):
         yield ""
         yield "Host time of a call on the fast path, us, beside a call of `matmul`:"
@@ -41,13 +45,16 @@ def host_cells(row: dict[str, Any]) -> list[str]:
     return [row["call"], number(row["us"]), number(row["product_us"]), f"{row['us'] / row['product_us']:.2f}"]
 
 
-def cells(row: dict[str, Any], device: str) -> list[str]:
-    """One row: the layer, its time, and the times of other ways to compute it."""
+def cells(by_type: dict[str, dict[str, Any]], device: str) -> list[str]:
+    """One layer by x of each type: its times, and the times of other ways to compute it, of the first type."""
     _, nominal = SPEEDS[device]
+    row, rows = next(iter(by_type.values())), [by_type.get(x) for x in X_TYPES]
     marlin = None if row["skew"] else MARLIN.get((row["model"], row["M"]))
     return [
-        f"{row['model']} {row['types']}", f"{row['M']}{', skewed' * row['skew']}", number(row["us"]),
-        f"{row['us'] / row['read_us']:.2f}", number(row["tflops"]),
+        f"{row['model']} {row['types']}", f"{row['M']}{', skewed' * row['skew']}",
+        tables.both(rows, lambda row: number(row["us"])),
+        tables.both(rows, lambda row: f"{row['us'] / row['read_us']:.2f}"),
+        tables.both(rows, lambda row: number(row["tflops"])),
         *(number(row[name]) if name in row else "" for name in BESIDE),
         number(marlin * H20 / nominal) if marlin else "",
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.report import svg
+from benchmarks.report.eight_bit_tables import SHORT
 from benchmarks.report.tables import HEADLINE, LARGE, Rows, baseline_rows, name
 from benchmarks.results import Results, share, speedup
 from qgemm import FORMATS
@@ -16,22 +17,27 @@ def plots(results: Results) -> dict[str, str]:
     """The SVG text of each of PLOTS."""
     rows = Rows(results)
     return {
-        "speedup": svg.lines([speedups(rows, activation) for activation in ACTIVATIONS], "cuBLAS time / ours", mark=1),
+        "speedup": svg.lines([speedups(rows, *panel) for panel in panels(rows)], "cuBLAS time / ours", mark=1),
         "bandwidth": svg.bars(bandwidths(rows), "GB/s"),
     }
 
 
-def speedups(rows: Rows, activation: str) -> svg.Panel:
+def panels(rows: Rows) -> list[tuple[str, str]]:
+    """Activation and type of x of each panel of speed-ups: both activations of float16, "a16" of bfloat16."""
+    return [*((activation, "float16") for activation in ACTIVATIONS), *(("a16", x) for x in rows.types[1:])]
+
+
+def speedups(rows: Rows, activation: str, x: str) -> svg.Panel:
     """Speed-up over cuBLAS by M, with a line for each shape; llama.cpp on one shape, dashed."""
 
     def line(shape: tuple[int, int]) -> svg.Series:
-        shape_rows = (rows(HEADLINE, activation, m, shape) for m in rows.m)
+        shape_rows = (rows(HEADLINE, activation, m, shape, x) for m in rows.m)
         return svg.Series(name(shape), [None if row is None else speedup(row) for row in shape_rows])
 
     theirs = baseline_rows("llama.cpp", HEADLINE, LARGE[0])
     llama = [speedup(theirs[m]) if m in theirs else None for m in rows.m]
     return svg.Panel(
-        f"{HEADLINE.upper()} {activation}: times as fast as cuBLAS fp16, by M",
+        f"{HEADLINE.upper()} {activation}: times as fast as cuBLAS {SHORT[x]}, by M",
         [str(m) for m in rows.m],
         [*map(line, rows.shapes(HEADLINE)), svg.Series(f"llama.cpp, {name(LARGE[0])}", llama, dashed=True)],
     )

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from benchmarks import stale
-from benchmarks.results import CALLS, MMA, STEPS, SUSTAINED, Results, Row, earlier, key, load, share, speedup
+from benchmarks.results import (
+    CALLS,
+    MMA,
+    STEPS,
+    SUSTAINED,
+    X_TYPES,
+    Results,
+    Row,
+    dense_us,
+    earlier,
+    key,
+    load,
+    share,
+    speedup,
+    x_of,
+)
 from qgemm.arguments import ACTIVATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,6 +34,7 @@ LARGE = ((8192, 8192), (28672, 8192))  # shapes at which every format is measure
 KBIT = ("kbit2", "kbit3", "kbit4", "kbit5")
 KBIT_M = (1, 8, 64, 1024)  # in the tables of docs/kbit.md
 PLANE_KERNELS = ("quantize_codebook", "dequantize_codebook")
+TYPES_OF_CELLS = "x and y float16 / bfloat16"  # the legend of cells with two texts
 OTHERS_M = (16, 32, 64, 256, 512, 1024, 4096)  # formats are compared with HEADLINE at these M
 
 
@@ -27,8 +44,17 @@ class Rows:
     def __init__(self, results: Results) -> None:
         self.by_key = {key(row): row for row in results["rows"]}
 
-    def __call__(self, fmt: str, activation: str, m: int, shape: tuple[int, int]) -> Row | None:
-        return self.by_key.get((fmt, activation, m, *shape))
+    def __call__(self, fmt: str, activation: str, m: int, shape: tuple[int, int], x: str = X_TYPES[0]) -> Row | None:
+        return self.by_key.get((fmt, activation, m, *shape, x))
+
+    def both(self, fmt: str, activation: str, m: int, shape: tuple[int, int], cell: Callable[[Row], str]) -> str:
+        """A cell: the text of the row by x of each type, or a dash."""
+        return both((self(fmt, activation, m, shape, x) for x in X_TYPES), cell)
+
+    @property
+    def types(self) -> list[str]:
+        """The types of x that were measured, float16 first."""
+        return [x for x in X_TYPES if any(identity[-1] == x for identity in self.by_key)]
 
     def values(self, position: int) -> list:
         """The values at this position of the keys, in ascending order."""
@@ -50,6 +76,20 @@ class Rows:
         return sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape))
 
 
+def both(rows: Iterable[Row | None], cell: Callable[[Row], str]) -> str:
+    """A cell with the texts of rows by x of each type; dashes stand for missing rows.
+
+    >>> both([{"us": 1.0}, None], lambda row: f"{row['us']:.1f}")
+    '1.0 / –'
+    """
+    return " / ".join("–" if row is None else cell(row) for row in rows)
+
+
+def times_faster(row: Row) -> str:
+    """A cell: the speed-up over cuBLAS in the type of x."""
+    return f"{speedup(row):.2f}"
+
+
 def baselines(path: Path = BASELINES) -> Results:
     """Other libraries: rows with library, format, M, N, K, us, and cublas_fp16_us of the library's own run."""
     results: Results = json.loads(path.read_text())
@@ -67,28 +107,26 @@ def headline_table(path: Path = RESULTS) -> str:
     results, shape = load(path), LARGE[0]
     rows, theirs = Rows(results), baseline_rows("llama.cpp", HEADLINE, shape)
     lines, apart = [], 0.0
+
+    def us(row: Row) -> str:
+        return f"{row['us']:.1f}"
+
     for m, llama in theirs.items():
-        a16, a8 = (rows(HEADLINE, activation, m, shape) for activation in ACTIVATIONS)
-        if a16 is None or a8 is None:
+        a16 = rows(HEADLINE, "a16", m, shape)
+        if a16 is None:
             continue
-        cublas = a16["cublas_fp16_us"]
-        apart = max(apart, abs(llama["cublas_fp16_us"] / cublas - 1))
-        times = (f"{us:.1f}" for us in (a16["us"], a8["us"], cublas, llama["us"]))
-        lines.append([str(m), *times, f"{speedup(a16):.2f}", f"{llama['us'] / a16['us']:.2f}"])
-    head = [
-        "M",
-        "qgemm `a16`",
-        "qgemm `a8`",
-        "cuBLAS float16",
-        "llama.cpp",
-        "over cuBLAS",
-        "over llama.cpp",
-    ]
+        apart = max(apart, abs(llama["cublas_fp16_us"] / dense_us(a16) - 1))
+        cells = [rows.both(HEADLINE, activation, m, shape, us) for activation in ACTIVATIONS]
+        cells.append(rows.both(HEADLINE, "a16", m, shape, lambda row: f"{dense_us(row):.1f}"))
+        over_cublas = rows.both(HEADLINE, "a16", m, shape, times_faster)
+        lines.append([str(m), *cells, us(llama), over_cublas, f"{llama['us'] / a16['us']:.2f}"])
+    head = ["M", "qgemm `a16`", "qgemm `a8`", "cuBLAS", "llama.cpp", "over cuBLAS", "over llama.cpp"]
     return "\n\n".join([
-        f"{results['device']}, {HEADLINE.upper()}, N x K = {name(shape)}, x and y float16, microseconds a product:",
+        f"{results['device']}, {HEADLINE.upper()}, N x K = {name(shape)}, {TYPES_OF_CELLS}, microseconds a product:",
         markdown(head, lines),
-        "The last two columns are of `a16`. cuBLAS multiplies float16 weights in the same run; llama.cpp ran on "
-        f"an H200 by the same protocol in another run, in which cuBLAS took the same time within {100 * apart:.0f}%.",
+        "The last two columns are of `a16`. cuBLAS multiplies weights of the type of x in the same run; llama.cpp ran "
+        "on an H200 by the same protocol in another run, in which cuBLAS in float16 took the same time within "
+        f"{100 * apart:.0f}%.",
     ])  # fmt: skip
 
 
@@ -118,19 +156,17 @@ def speed_table(path: Path = RESULTS) -> str:
     clocks = results["clocks"]
     where = (
         f"{results['device']} ({clocks['sm_mhz']} MHz, memory {clocks['mem_mhz']} MHz), driver {results['driver']}, "
-        f"CUDA {results['cuda']}, {results['date']}; x and y float16, weights read from memory, median of graph "
+        f"CUDA {results['cuda']}, {results['date']}; {TYPES_OF_CELLS}, weights read from memory, median of graph "
         f"replays, between which the GPU rests."
     )
     return "\n\n".join([
         where,
-        f"Speed-up over cuBLAS in float16, {HEADLINE.upper()}, `a16` / `a8`, by M and N x K:",
-        speedups_table(rows),
+        *speedups_tables(rows, f"Speed-up over cuBLAS, {HEADLINE.upper()}, `{{}}`, by M and N x K:"),
         *others(rows),
         *dequantized(rows),
         *sustained(results),
         *without_wgmma(results),
-        "Share of memory speed at M = 1 (time of a kernel that only reads the packed bytes / ours), `a16` / `a8`:",
-        shares_table(rows),
+        *shares_tables(rows),
         *before(rows),
         *stale_rows(results),
         *steps(results),
@@ -144,21 +180,24 @@ def others(rows: Rows) -> Iterator[str]:
     shape, counts = LARGE[0], (1, *OTHERS_M)
     formats = [fmt for fmt in rows.formats if fmt not in KBIT and all(rows(fmt, "a16", m, shape) for m in counts)]
     if formats:
-        lines = [[fmt.upper(), *(f"{speedup(rows(fmt, 'a16', m, shape)):.2f}" for m in counts)] for fmt in formats]
-        yield f"Speed-up over cuBLAS in float16 by format and M, `a16`, {name(shape)}:"
+        lines = [[fmt.upper(), *(rows.both(fmt, "a16", m, shape, times_faster) for m in counts)] for fmt in formats]
+        yield f"Speed-up over cuBLAS by format and M, `a16`, {name(shape)}:"
         yield markdown(["format", *map(str, counts)], lines)
 
 
 def steps(results: Results) -> Iterator[str]:
     """The table of decode steps, if they were measured: a row for each mixture, a column for each number of tokens."""
-    by_key = {(row["types"], row["M"]): row for row in results.get(STEPS, [])}
-    counts = sorted({m for _, m in by_key})
+    by_key = {(row["types"], row["M"], x_of(row)): row for row in results.get(STEPS, [])}
+    counts = sorted({m for _, m, _ in by_key})
     if by_key:
-        lines = []
-        for types in dict.fromkeys(types for types, _ in by_key):
-            step_rows = [by_key.get((types, m)) for m in counts]
-            cells = [f"{row['us']:.0f} ({row['us'] / row['read_us']:.2f})" if row else "–" for row in step_rows]
-            lines.append([types.upper(), *cells])
+
+        def cell(row: Row) -> str:
+            return f"{row['us']:.0f} ({row['us'] / row['read_us']:.2f})"
+
+        lines = [
+            [types.upper(), *(both((by_key.get((types, m, x)) for x in X_TYPES), cell) for m in counts)]
+            for types in dict.fromkeys(types for types, *_ in by_key)
+        ]
         yield (
             "All linear layers and the head of a Llama-3-8B in one CUDA graph, us by number of tokens, and in "
             "parentheses over the time of reading the same bytes in one piece:"
@@ -206,11 +245,8 @@ def dequantized(rows: Rows) -> Iterator[str]:
 def without_wgmma(results: Results) -> Iterator[str]:
     """The table of the kernels for GPUs without wgmma, if they were measured."""
     if rows := results.get(MMA):
-        yield (
-            "The kernels for GPUs without wgmma (sm_80 to sm_89), measured on this one: speed-up over cuBLAS in "
-            "float16, `prefill_sm80` for `a16` / `prefill_sm80_a8` for `a8`:"
-        )
-        yield speedups_table(Rows({"rows": rows}))
+        title = "The kernels for GPUs without wgmma (sm_80 to sm_89), measured on this one: speed-up over cuBLAS, `{}`:"
+        yield from speedups_tables(Rows({"rows": rows}), title)
 
 
 def before(rows: Rows) -> Iterator[str]:
@@ -241,9 +277,7 @@ def sustained(results: Results) -> Iterator[str]:
     rows = Rows(results).by_key
     pairs = [(row, rows[key(row)]) for row in results.get(SUSTAINED, []) if key(row) in rows]
     if pairs:
-        longer = (
-            [100 * (busy[name] / rested[name] - 1) for busy, rested in pairs] for name in ("us", "cublas_fp16_us")
-        )
+        longer = ([100 * (us(busy) / us(rested) - 1) for busy, rested in pairs] for us in (itemgetter("us"), dense_us))
         ours, cublas = (f"{max(percents):.0f}%" for percents in longer)
         m = sorted({row["M"] for row, _ in pairs})
         yield (
@@ -252,22 +286,31 @@ def sustained(results: Results) -> Iterator[str]:
         )
 
 
-def speedups_table(rows: Rows) -> str:
-    """A row for each M, a column for each shape."""
+def speedups_tables(rows: Rows, title: str) -> Iterator[str]:
+    """For each activation the title, which names it, and a table: a row for each M, a column for each shape."""
     shapes = rows.shapes(HEADLINE)
-    lines = [[str(m), *(pair(rows, speedup, "{:.2f}", HEADLINE, m, shape) for shape in shapes)] for m in rows.m]
-    return markdown(["M", *map(name, shapes)], lines)
+    for activation in ACTIVATIONS:
+        lines = [
+            [str(m), *(rows.both(HEADLINE, activation, m, shape, times_faster) for shape in shapes)] for m in rows.m
+        ]
+        yield title.format(activation)
+        yield markdown(["M", *map(name, shapes)], lines)
 
 
-def shares_table(rows: Rows) -> str:
-    """A row for each format, a column for each shape."""
+def shares_tables(rows: Rows) -> Iterator[str]:
+    """For each activation a heading and a table: a row for each format, a column for each shape."""
     shapes = rows.shapes(HEADLINE)
-    lines = [
-        [fmt.upper(), *(pair(rows, lambda row: 100 * share(row), "{:.0f}%", fmt, 1, shape) for shape in shapes)]
-        for fmt in rows.formats
-        if fmt not in KBIT
-    ]
-    return markdown(["format", *map(name, shapes)], lines)
+    for activation in ACTIVATIONS:
+        lines = [
+            [fmt.upper(), *(rows.both(fmt, activation, 1, shape, lambda row: f"{share(row):.0%}") for shape in shapes)]
+            for fmt in rows.formats
+            if fmt not in KBIT
+        ]
+        yield (
+            "Share of memory speed at M = 1 (time of a kernel that only reads the packed bytes / ours), "
+            f"`{activation}`:"
+        )
+        yield markdown(["format", *map(name, shapes)], lines)
 
 
 def kbit_tables(path: Path = RESULTS) -> str:
@@ -283,20 +326,16 @@ def kbit_tables(path: Path = RESULTS) -> str:
         return markdown(["N x K", *(fmt.upper() for fmt in formats)], lines)
 
     def decoding(fmt: str, shape: tuple[int, int]) -> str:
-        row = rows(fmt, "a16", 1, shape)
-        return "–" if row is None else f"{row['us']:.1f} ({1 / share(row):.2f})"
+        return rows.both(fmt, "a16", 1, shape, lambda row: f"{row['us']:.1f} ({1 / share(row):.2f})")
 
-    def speedups(fmt: str, shape: tuple[int, int]) -> str:
-        measured = (rows(fmt, "a16", m, shape) for m in KBIT_M)
-        return " / ".join("–" if row is None else f"{speedup(row):.2f}" for row in measured)
+    def speedups(x: str) -> Callable[[str, tuple[int, int]], str]:
+        return lambda fmt, shape: both((rows(fmt, "a16", m, shape, x) for m in KBIT_M), times_faster)
 
-    return "\n\n".join([
-        "Microseconds at M = 1 (over the time of a kernel that only reads the packed bytes):",
-        table(decoding),
-        f"Speed-up over cuBLAS in float16 at M = {' / '.join(map(str, KBIT_M))}:",
-        table(speedups),
-        *plane_rates(results),
-    ])  # fmt: skip
+    parts = [f"Microseconds at M = 1 (over the time of a kernel that only reads the packed bytes), {TYPES_OF_CELLS}:"]
+    parts.append(table(decoding))
+    for x in rows.types:
+        parts += [f"Speed-up over cuBLAS in {x} at M = {' / '.join(map(str, KBIT_M))}:", table(speedups(x))]
+    return "\n\n".join([*parts, *plane_rates(results)])
 
 
 def plane_rates(results: Results) -> Iterator[str]:
@@ -306,12 +345,6 @@ def plane_rates(results: Results) -> Iterator[str]:
     if all(shares.values()):
         quantize, dequantize = (f"{min(percents):.0f}% to {max(percents):.0f}%" for percents in shares.values())
         yield f"Quantizing on the GPU reaches {quantize} of the speed of reading the same bytes, decoding {dequantize}."
-
-
-def pair(rows: Rows, measure, style: str, fmt: str, m: int, shape: tuple[int, int]) -> str:
-    """A cell: the number of each activation, or a dash."""
-    measured = (rows(fmt, activation, m, shape) for activation in ACTIVATIONS)
-    return " / ".join("–" if row is None else style.format(measure(row)) for row in measured)
 
 
 def markdown(head: list[str], lines: list[list[str]]) -> str:

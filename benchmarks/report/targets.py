@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from benchmarks.report.plots import plots
 from benchmarks.report.tables import HEADLINE, KBIT, LARGE, OTHERS_M, Rows, baselines, name
-from benchmarks.results import CALLS, STEPS, Results, earlier, load, share, speedup
+from benchmarks.results import CALLS, KEYS, STEPS, X_TYPE, X_TYPES, Results, earlier, key, load, share, speedup
 from benchmarks.sweep import steepest
 from qgemm.arguments import ACTIVATIONS
 from qgemm.text import columns
@@ -53,12 +53,17 @@ OVER_READING = {
 }
 KBIT_SPEEDUPS = {64: 1.8, 1024: 0.85, 4096: 0.85}
 PLANES = {"quantize_codebook": 0.6, "dequantize_codebook": 0.7}
+# The largest time by x of bfloat16 over that by float16: "a16", and rows of x of K-quants up to FEW; decode steps.
+OVER_FLOAT16, K_QUANTS_OVER_FLOAT16, FEW = 1.05, 1.10, 16
+# Formats whose products of at least as many rows are no slower than cuBLAS in bfloat16.
+PREFILL_FORMATS, PREFILL_M, PREFILL_LEAST = ("q4_0", "q4_k", "q6_k", "mxfp4"), 512, 1.0
 MAX_HOST_US = 8.0
 STEP_COSTS = {1: (1.25, 1.12), 8: (1.4, 1.25)}  # (must, aim) of a step's time over that of reading its weights, by M
 # Host time of a call over that of torch's dense product, or of several weights over one: (must, aim).
 CALL_COSTS = {"M = 1, out": (0.5, 0.35), "M = 1, new y": (0.6, 0.45), "3 weights, M = 1, outs": (1.4, None)}
 
 
+_, BFLOAT16 = X_TYPES
 ANY = float("nan")  # stands for a measured value without a target
 
 
@@ -134,19 +139,40 @@ def targets(results: Results) -> Iterator[Target]:
         for fmt in KBIT:
             title = f"{fmt} {name(LARGE[0])} M={m}: speed-up over cuBLAS"
             yield Target(title, least, None, (measured(speedup, fmt, m, LARGE[0])[0], ANY))
+    yield from of_bfloat16(rows)
     for row in results.get("planes", []):
         title = f"{row['format']} {row['kernel']} of {row['dtype']}: share of reading as many bytes"
         yield Target(title, PLANES[row["kernel"]], None, (row["share"], ANY))
-    for row in results.get(STEPS, []):
-        title = f"{row['model']} {row['types']} M={row['M']}: a step over reading its bytes"
-        yield Target(title, *STEP_COSTS[row["M"]], (row["us"] / row["read_us"], ANY), at_most=True)
+    steps = {key(row, KEYS[STEPS]): row for row in results.get(STEPS, [])}
+    for (model, types, m, x), row in steps.items():
+        title, float16 = f"{model} {types} M={m}", steps.get((model, types, m, X_TYPE))
+        if x == X_TYPE:
+            cost = row["us"] / row["read_us"]
+            yield Target(f"{title}: a step over reading its bytes", *STEP_COSTS[m], (cost, ANY), at_most=True)
+        elif float16 is not None:
+            ratio = row["us"] / float16["us"]
+            yield Target(f"{title}: a step by {x} over float16", OVER_FLOAT16, None, (ratio, ANY), at_most=True)
     for row in results.get(CALLS, []):
         must, aim = CALL_COSTS.get(row["call"], (None, None))
         if must is not None:
             title = f"{row['library']} {row['call']}: time of the host over that of {row['beside']}"
             yield Target(title, must, aim, (row["us"] / row["beside_us"], ANY), at_most=True)
-    host = tuple(results["host_us"].get(activation) for activation in ACTIVATIONS)
+    host = tuple(results.get("host_us", {}).get(activation) for activation in ACTIVATIONS)
     yield Target("us of the host for a call", MAX_HOST_US, None, host, at_most=True)
+
+
+def of_bfloat16(rows: Rows) -> Iterator[Target]:
+    """The targets of products by x of bfloat16: beside those by float16, and beside cuBLAS in bfloat16."""
+    for (fmt, activation, m, n, k, x), row in rows.by_key.items():
+        if (activation, x) == ("a16", X_TYPE):
+            limit = K_QUANTS_OVER_FLOAT16 if m <= FEW and fmt.endswith("_k") else OVER_FLOAT16
+            other = rows(fmt, activation, m, (n, k), BFLOAT16)
+            ratio = None if other is None else other["us"] / row["us"]
+            title = f"{fmt} {name((n, k))} M={m}: time by bfloat16 over that by float16"
+            yield Target(title, limit, None, (ratio, ANY), at_most=True)
+            if fmt in PREFILL_FORMATS and m >= PREFILL_M:
+                title = f"{fmt} {name((n, k))} M={m}: speed-up over cuBLAS in bfloat16"
+                yield Target(title, PREFILL_LEAST, None, (None if other is None else speedup(other), ANY))
 
 
 def targets_table(results: Results) -> str:

@@ -46,7 +46,8 @@ __all__ = [
     "rotation",
 ]
 
-OP_N, OP_T, R_16F, COMPUTE_32F, DEFAULT = 0, 1, 2, 68, -1  # from cublas_api.h and library_types.h
+OP_N, OP_T, COMPUTE_32F, DEFAULT = 0, 1, 68, -1  # from cublas_api.h
+CUDA_TYPES = {"float16": 2, "bfloat16": 14}  # cudaDataType, from library_types.h
 WORKSPACE = 32 << 20  # bytes; torch reserves the same for cuBLAS on Hopper
 
 
@@ -79,12 +80,15 @@ class Cublas:
         self._alpha, self._beta = ctypes.c_float(1), ctypes.c_float(0)
 
     def __call__(self, x: Any, w: Any, y: Any) -> None:
-        """y [M, N] = x [M, K] @ w [N, K].T, all float16 and contiguous, sums in float32."""
-        (m, k), n = x.shape, len(w)
+        """y [M, N] = x [M, K] @ w [N, K].T, all contiguous and of x's type, float16 or bfloat16; sums in float32.
+
+        w: may be an array of 16-bit integers that hold the bits of its numbers.
+        """
+        (m, k), n, kind = x.shape, len(w), CUDA_TYPES[x.dtype.name]
         x_pointer, w_pointer, y_pointer = (ctypes.c_void_p(array.data.ptr) for array in (x, w, y))
         self._call(
-            "cublasGemmEx", self._handle, OP_T, OP_N, n, m, k, ctypes.byref(self._alpha), w_pointer, R_16F, k,
-            x_pointer, R_16F, k, ctypes.byref(self._beta), y_pointer, R_16F, n, COMPUTE_32F, DEFAULT,
+            "cublasGemmEx", self._handle, OP_T, OP_N, n, m, k, ctypes.byref(self._alpha), w_pointer, kind, k,
+            x_pointer, kind, k, ctypes.byref(self._beta), y_pointer, kind, n, COMPUTE_32F, DEFAULT,
         )  # fmt: skip
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -99,21 +99,27 @@ def capture(stream: Any, calls: Sequence[Call]) -> Loop:
     return Loop(len(calls), lambda: graph.launch(stream), calls)
 
 
-def compare(stream: Any, loops: Sequence[Loop], repeats: int = REPEATS, before: Call | None = None) -> list[Times]:
+def compare(
+    stream: Any, loops: Sequence[Loop], repeats: int = REPEATS, before: Call | None = None, rest: int | None = None
+) -> list[Times]:
     """Microseconds a call of each loop. Replays alternate, so that a slow phase affects all loops, with pauses between.
 
-    before: enqueued ahead of each replay and not timed, e.g. to start several GPUs together.
+    before: enqueued ahead of each replay and not timed, e.g. to start several GPUs together. rest: a pause, in replays;
+    REST without a number.
     """
-    return [quantiles(loop_samples) for loop_samples in replays(stream, loops, repeats, before)]
+    return [quantiles(loop_samples) for loop_samples in replays(stream, loops, repeats, before, rest)]
 
 
-def replays(stream: Any, loops: Sequence[Loop], repeats: int, before: Call | None = None) -> list[list[float]]:
+def replays(
+    stream: Any, loops: Sequence[Loop], repeats: int, before: Call | None = None, rest: int | None = None
+) -> list[list[float]]:
     """Microseconds of every replay of each loop; `before` is enqueued ahead of each replay and not timed."""
+    rest = REST if rest is None else min(rest, REST)
     samples: list[list[float]] = [[] for _ in loops]
     for repeat in range(WARM_UPS + repeats):
         for loop, loop_samples in zip(loops, samples, strict=True):
             us = replay_us(stream, loop, before)
-            time.sleep(REST * 1e-6 * us * loop.calls)
+            time.sleep(rest * 1e-6 * us * loop.calls)
             if repeat >= WARM_UPS:
                 loop_samples.append(us)
     return samples

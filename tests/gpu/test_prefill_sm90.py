@@ -13,7 +13,7 @@ from strategies import CODEBOOKS as CODEBOOK_FORMATS
 from strategies import EDGES, INTEGER, TILED, every_config, over_formats
 
 import qgemm
-from benchmarks import gpu as gpu_bench
+from benchmarks import operands
 from qgemm.codec.error_bound import a16_bound, magnitudes
 from qgemm.codec.format import float_dtype
 from qgemm.cuda.kernels import prefill_sm90, routes, sm90_config, sm90_grid
@@ -224,12 +224,12 @@ def test_a8_multiplies_what_activations_decode_to(fmt):
 def test_configs_are_timed(monkeypatch):
     """tools/tune_sm90.py: every config that can serve, the choice among them."""
     monkeypatch.setattr("qgemm.cuda.timing.REST", 0)
-    monkeypatch.setattr(gpu_bench, "ROTATE", 1 << 20)
+    monkeypatch.setattr(operands, "ROTATE", 1 << 20)
     fmt = qgemm.FORMATS["q5_k"]
     sms = gpu_of(cupy().cuda.Device().id).sms
     tried = [c for c in tune_sm90.candidates(fmt, 20) if c.wg_split_k == 1 and c.serves(20, 8, sms)]
     stream = cupy().cuda.Stream(non_blocking=True)
-    w = gpu_bench.matrix(stream, fmt, (512, 512), np.random.default_rng(0), gpu_bench.ROTATE)
+    w = operands.matrix(stream, fmt, (512, 512), np.random.default_rng(0), operands.ROTATE)
     row = tune_sm90.measure(stream, w, fmt, (512, 512), 20, tried, 1)
     assert row["before"] in row["us"]
     assert {fit_sm90.key(config) for config in tried} <= set(row["us"])
