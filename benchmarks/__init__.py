@@ -3,7 +3,8 @@
 command    the command line
 results    rows, and the file in which rows of several runs are kept; needs no GPU
 goals      the project's own goals, as data
-gpu        products on random weights; baselines, calls, host, mma, pack, planes, step, sweep: its parts
+gpu        products on random weights; baselines, calls, host, mma, operands, pack, planes, step, sweep: its parts
+job        all rows of the documents in one run; compiler, plan, result_files: its parts
 moe        layers of experts; moe_baselines, moe_host, moe_layers: its parts
 model      tokens a second of whole models, by transformers
 engines    tokens a second of vLLM, beside other kernels: `python -m benchmarks.engines --help`

@@ -1,6 +1,8 @@
 """The command line of the benchmarks: `python -m benchmarks`.
 
 python -m benchmarks --out tools/results --merge   measure into the results file of this GPU
+python -m benchmarks --all --out tools/results --merge --limit 540
+                                                   measure the rows that the documents show and files lack
 python -m benchmarks --report                      draw the plots, rewrite the documents' tables, check the targets
 """
 
@@ -31,13 +33,14 @@ from qgemm.formats import FORMATS
 from qgemm.formats.q8_1 import FORMAT as Q8_1
 from qgemm.text import json_lines
 
-from . import contest, convert, cpu, encode, encoders, gpu, model, moe, moe_host, results, stale, sweep
+from . import contest, convert, cpu, encode, encoders, gpu, job, model, moe, moe_host, results, stale, sweep
 from .report import tables, targets
 from .results import Results
 
-MODES = ("gpu", "cpu", "convert", "encode", "moe", "shard")  # exclusive: benchmarks, and the device of products
+MODES = ("gpu", "all", "cpu", "convert", "encode", "moe", "shard")  # exclusive: benchmarks, and the device of products
 SHARED_OPTIONS = ("formats", "activations", "shapes", "m", "repeats")  # valid with --gpu and --cpu
-GPU_OPTIONS = ("dequantize", "sweep", "sustained", "mma", "step", "merge")
+GPU_OPTIONS = ("x", "dequantize", "sweep", "sustained", "mma", "step", "merge")
+KEPT = {"moe": ("x", "merge"), "all": ("x", "merge")}  # GPU_OPTIONS that other modes have, by mode
 GGML_OPTIONS = ("ggml", "ik", "ggml_avx2")
 
 
@@ -72,9 +75,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """[--gpu | --cpu | --convert | --encode | --moe | --shard | --report] [--model ...] [--formats ...] ..."""
+    """[--gpu | --all | --cpu | --convert | --encode | --moe | --shard | --report] [--model ...] [--formats ...] ..."""
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--gpu", action="store_true", help="the CUDA kernels (default where there is a GPU)")
+    modes.add_argument(
+        "--all", action="store_true", help="all rows of the documents' tables, into the files of the folder --out"
+    )  # fmt: skip
     modes.add_argument("--cpu", action="store_true", help="the CPU backend beside the gguf package (default elsewhere)")
     modes.add_argument("--convert", action="store_true", help="`qgemm convert` of 2 GiB beside the gguf package")
     modes.add_argument(
@@ -87,7 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="targets beside a results file and its plots; of the default file also the tables of the documents",
     )  # fmt: skip
     parser.add_argument("--out", metavar="PATH", type=Path, help="write JSON; a folder gets GPU.json, cpu.json ...")
-    parser.add_argument("--limit", metavar="SECONDS", type=count, help="with --moe: start no row after this time")
+    parser.add_argument(
+        "--limit", metavar="SECONDS", type=count, help="with --all and --moe: start no row after this time"
+    )
     parser.add_argument("--goals", action="store_true", help="beside the project's own goals; exit 1 if one is missed")
     bench_model.add_arguments(parser)
     products = parser.add_argument_group("with --gpu and --cpu")
@@ -98,7 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     products.add_argument("--shapes", metavar="NxK,...", type=shapes, help="default: five from 4096x4096 to 28672x8192")
     products.add_argument("--m", metavar="M,...", type=counts, help="rows of x; default 1,2,4,8,... to 4096")
     products.add_argument("--repeats", metavar="R", type=count, help=f"timed runs (default {timing.REPEATS})")
-    gpu = parser.add_argument_group("with --gpu; --merge also with --moe")
+    gpu = parser.add_argument_group("with --gpu; --x and --merge also with --all and --moe")
+    gpu.add_argument(
+        "--x",
+        metavar="T,...",
+        type=bench_model.one_of(results.X_TYPES),
+        help=f"types of x; default {','.join(results.X_TYPES)}",
+    )
     gpu.add_argument("--dequantize", action="store_true", help="also time dequantize + cuBLAS for M of 1, 16 and 64")
     gpu.add_argument("--sweep", action="store_true", help="also time every eighth M from 16 to 512, and tile edges")
     gpu.add_argument("--sustained", action="store_true", help="also time each row without pauses, at the power limit")
@@ -126,15 +140,15 @@ def run(args: argparse.Namespace) -> int:
     cuda = backends()["cuda"]
     if args.encode and args.ggml:
         return run_encoders_beside_ggml(args)
-    for name in ("encode", "moe", "model"):
+    for name in ("encode", "moe", "model", "all"):
         if getattr(args, name):
-            gpu_options = (option for option in GPU_OPTIONS if (name, option) != ("moe", "merge"))
+            gpu_options = (option for option in GPU_OPTIONS if option not in KEPT.get(name, ()))
             refuse(args, f"--{name}", (*SHARED_OPTIONS, *gpu_options, *GGML_OPTIONS))
-    if args.limit and not args.moe:
-        raise UsageError("--limit says something to --moe alone")
+    if args.limit and not (args.moe or args.all):
+        raise UsageError("--limit says something to --all and --moe alone")
     if args.shard:
         refuse(args, "--shard", ("activations", "shapes", *GPU_OPTIONS, *GGML_OPTIONS))
-    if (args.gpu or args.encode or args.moe or args.shard or args.model) and not cuda.available:
+    if (args.gpu or args.all or args.encode or args.moe or args.shard or args.model) and not cuda.available:
         raise QgemmError(cuda.detail)
     if args.model:
         return run_models(args)
@@ -142,6 +156,8 @@ def run(args: argparse.Namespace) -> int:
         return run_encoding(args)
     if args.moe:
         return run_experts(args)
+    if args.all:
+        return run_all(args)
     if args.shard:
         return run_shard(args)
     if cuda.available and not args.cpu:
@@ -232,10 +248,19 @@ def run_encoding(args: argparse.Namespace) -> int:
 
 def run_experts(args: argparse.Namespace) -> int:
     """The rows of benchmarks.moe; 1 if a layer was wrong."""
-    measured, failures = moe.run(partial(save_experts, args.out, args.merge), args.limit or 0)
+    types = args.x or results.X_TYPES
+    measured, failures = moe.run(partial(save_experts, args.out, args.merge), args.limit or 0, types)
     print(moe.table(measured[results.EXPERTS]))
     print(moe_host.line(measured[results.EXPERTS_HOST]))
     return show_failures(failures)
+
+
+def run_all(args: argparse.Namespace) -> int:
+    """The rows of benchmarks.plan; 1 if a product was wrong."""
+    if args.out is None:
+        raise UsageError("--all needs a folder for its files: --out")
+    args.out.mkdir(parents=True, exist_ok=True)
+    return show_failures(job.run(args.out, args.x or results.X_TYPES, args.limit or 0, args.merge))
 
 
 def save_experts(out: Path | None, merging: bool, measured: Results) -> None:
@@ -279,12 +304,13 @@ def run_gpu(args: argparse.Namespace) -> int:
         args.activations or ACTIVATIONS,
         args.shapes or gpu.SHAPES,
         args.m or gpu.M,
-        args.repeats or timing.REPEATS,
+        args.repeats or gpu.REPEATS,
         args.dequantize,
         args.sweep,
         args.sustained,
         args.mma,
         args.step,
+        x=args.x or results.X_TYPES,
     )
     measured, failures = gpu.run(options, partial(save, args.out, args.merge))
     facts = measured["device"], measured["driver"], measured["clocks"], measured["read_gbs"]
