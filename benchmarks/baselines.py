@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -49,7 +50,8 @@ def dense(stream: Any, cublas: Cublas, x: Any, weights: Sequence[Any], y: Any) -
     calls: list[Call] = [lambda w=w: cublas(x, w, y) for w in turns]  # type: ignore[misc]
     loops = {"cublasGemmEx": capture(stream, calls)}
     if find_spec("torch"):
-        loops["torch"] = _torch(stream, x, turns, y)
+        with suppress(RuntimeError):  # no memory, or no kernel for this GPU
+            loops["torch"] = _torch(stream, x, turns, y)
     return loops
 
 

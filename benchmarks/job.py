@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from qgemm.backend import backends
 from qgemm.cli.random_models import HEADS
 from qgemm.cli.timing import ROTATE, Cublas
+from qgemm.codec.float_types import float_dtype
 from qgemm.cuda.kernels.needed import Key, needed
 from qgemm.cuda.kernels.transforms import DEQUANTIZE_TILES, PACK
 from qgemm.cuda.problem import C_TYPES
@@ -60,12 +61,10 @@ def run(out: Path, types: Sequence[str], limit: int, merging: bool) -> list[str]
     import cupy
 
     progress, on = moe.Progress(limit), gpu_of(cupy.cuda.Device().id)
-    pending = list(tasks(types, on.sm, on.sms))
     arch = str(backends()["cuda"].facts["arch"])
     stream = cupy.cuda.Stream(non_blocking=True)
-    failures: list[str] = []
+    types, failures = usable(types)
     with Compiler(arch) as compiler:
-        compiler.submit(chain.from_iterable(task.kernels for task in pending[:1]))
         facts = gpu.facts(stream)
         progress.say(f"{facts['device']}, reads {facts['read_gbs']} GB/s")
         files = Files(out, facts, files_of_rows(), merging)
@@ -94,6 +93,18 @@ def run(out: Path, types: Sequence[str], limit: int, merging: bool) -> list[str]
     left = sum(not files.current(name) for task in pending for name in task.names)
     progress.say(f"{total - left} rows measured, {left} are missing" + " (measure them with --merge)" * (left > 0))
     return failures
+
+
+def usable(types: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The types of which there are arrays here, and a line for each other: bfloat16 needs ml_dtypes."""
+    there, failures = list[str](), list[str]()
+    for x in types:
+        try:
+            float_dtype(x)
+            there.append(x)
+        except TypeError as error:
+            failures.append(str(error))
+    return there, failures
 
 
 # ---------------------------------------------------------------- tasks
@@ -173,7 +184,10 @@ def measure_products(
     yield list(operands.failures)
     for m, cases in batches.items():
         session.ready(kernels[m])
-        yield list(gpu.measure(session.stream, session.cublas, operands, cases, extras))
+        try:
+            yield list(gpu.measure(session.stream, session.cublas, operands, cases, extras))
+        except Exception as error:  # other numbers of rows may succeed
+            yield [f"{cases[0]} and {len(cases) - 1} others: {error}"]
         session.progress.say(f"{shape[0]}x{shape[1]} M={m}: {len(cases)} products")
 
 
