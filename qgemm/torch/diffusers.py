@@ -32,7 +32,16 @@ from .hosts import METHOD
 from .linear import QLinear
 from .module import STATE
 from .patching import Patched, needs
-from .storage import PackedParameter, file_bytes, file_shape, format_of, host_tensor, packed_of, parameter_class
+from .storage import (
+    PackedParameter,
+    class_named,
+    file_bytes,
+    file_shape,
+    format_of,
+    host_tensor,
+    packed_of,
+    parameter_class,
+)
 
 try:
     from diffusers.configuration_utils import FrozenDict
@@ -285,6 +294,10 @@ class GGUFParameter(PackedParameter, utils.GGUFParameter):
         """A copy on another device, with the same type and shape."""
         moved = super().to(*args, **kwargs)
         return moved if moved is self else type(self)(moved)
+
+
+def __getattr__(name: str) -> type[Any]:
+    return class_named(GGUFParameter, name)
 
 
 def _parameter(data: torch.Tensor, spelling: str, shape: tuple[int, ...]) -> GGUFParameter:

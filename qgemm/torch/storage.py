@@ -22,7 +22,7 @@ accelerate's offload does, gets the file's bytes back.
 
 from __future__ import annotations
 
-import copyreg
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from math import prod
@@ -194,11 +194,7 @@ def check_bytes(weight: torch.Tensor, fmt: Format, shape: Shape, name: str = "")
 # ---------------------------------------------------------------- parameters that know their format
 
 
-class _ParameterMeta(type(torch.nn.Parameter)):  # type: ignore[misc]
-    """The class of PackedParameter, by which pickle finds the reducer of its subclasses."""
-
-
-class PackedParameter(PackedWeight, metaclass=_ParameterMeta):
+class PackedParameter(PackedWeight):
     """Bytes of a packed weight in either layout; `parameter_class` makes a subclass for each format and shape.
 
     Libraries that offload or copy weights replace a parameter p by `type(p)(p.to(device), requires_grad=...)`, and
@@ -258,18 +254,26 @@ class PackedParameter(PackedWeight, metaclass=_ParameterMeta):
 
 @cache
 def parameter_class(base: Any, spelling: str, shape: Shape) -> type[Any]:
-    """The subclass of PackedParameter, or of a class derived from it, for weights of one format and shape."""
-    return type(base.__name__, (base,), {"__module__": base.__module__, "spelling": spelling, "packed_shape": shape})
+    """The subclass of PackedParameter, or of a class derived from it, for weights of one format and shape.
+
+    Its qualified name is e.g. "PackedParameter[q4_k,4096,14336]". The module of the base finds it by `class_named`, so
+    that libraries that store classes by name, as pickle and dill do, find it in another process too. diffusers looks
+    for the name of the base.
+    """
+    name = f"{base.__name__}[{','.join((spelling, *map(str, shape)))}]"
+    names = {"__module__": base.__module__, "__qualname__": name}
+    return type(base.__name__, (base,), {**names, "spelling": spelling, "packed_shape": shape})
 
 
-def _reduced(cls: Any) -> Any:
-    """How pickle stores a class: by its name, or by the arguments of parameter_class, whose classes no module holds."""
-    if "spelling" not in vars(cls):
-        return cls.__qualname__
-    return parameter_class, (cls.__base__, cls.spelling, cls.packed_shape)
+def class_named(base: Any, name: str) -> type[Any]:
+    """The class of parameter_class with this base and qualified name; AttributeError for other names."""
+    if not (parts := re.fullmatch(rf"{base.__name__}\[([\w:]+),([\d,]+)\]", name)):
+        raise AttributeError(f"module {base.__module__!r} has no attribute {name!r}")
+    return parameter_class(base, parts[1], tuple(map(int, parts[2].split(","))))
 
 
-copyreg.pickle(_ParameterMeta, _reduced)
+def __getattr__(name: str) -> type[Any]:
+    return class_named(PackedParameter, name)
 
 
 # ---------------------------------------------------------------- tiles of a GPU

@@ -7,6 +7,7 @@ vLLM's rotary embedding does not expect, and names of experts, which transformer
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from typing import Any
 
@@ -28,6 +29,7 @@ from qgemm.torch.patching import Patched
 from qgemm.version import __version__
 
 OPTION = "qgemm"  # key of vLLM's additional_config: {"activation": ...}
+CACHE_KEYS = "version", "weights"  # options that the loader adds, for vLLM's compile cache
 
 logger = init_logger("vllm.qgemm")
 _formats: dict[str, Format] = {}  # name of a tensor in the model -> format, for the file that is being loaded
@@ -37,7 +39,7 @@ def activation_of(vllm_config: Any) -> Any:
     """The kind of activations that vLLM's configuration asks for; UnsupportedError for options that do not exist."""
     additional = vllm_config.additional_config
     options = additional.get(OPTION, {}) if isinstance(additional, dict) else {}
-    if not isinstance(options, dict) or not set(options) <= {"activation", "version"}:
+    if not isinstance(options, dict) or not set(options) <= {"activation", *CACHE_KEYS}:
         raise UnsupportedError(f'additional_config {{"{OPTION}": {options!r}}}: expected {{"activation": KIND}}')
     return check_activation(options.get("activation"))
 
@@ -54,13 +56,10 @@ class PackedModelLoader(GGUFModelLoader):  # type: ignore[misc]
 
     def load_model(self, vllm_config: Any, model_config: Any, *rest: Any, **options: Any) -> torch.nn.Module:
         """The model, with its weights packed and its kernels compiled."""
-        if isinstance(vllm_config.additional_config, dict):  # part of the key of vLLM's compile cache
-            vllm_config.additional_config[OPTION] = {
-                **vllm_config.additional_config.get(OPTION, {}), "version": __version__,
-            }  # fmt: skip
         model: torch.nn.Module = super().load_model(vllm_config, model_config, *rest, **options)
         weights = list(serving.packed_weights(model))
         if weights:
+            add_to_cache_key(weights, vllm_config)
             prepare_kernels(weights, vllm_config, model_config)
         return model
 
@@ -85,6 +84,15 @@ def name_map(arch: Any, layers: int) -> Any:
         tensor = gguf.MODEL_TENSOR.FFN_GATE_EXP, f"blk.{layer}.ffn_gate_exps"
         names.mapping.setdefault(f"model.layers.{layer}.mlp.experts.gate_up_proj", tensor)
     return names
+
+
+def add_to_cache_key(weights: list[Any], vllm_config: Any) -> None:
+    """Make vLLM's compile cache tell files of one path apart: a compiled graph is of the formats that it multiplies."""
+    if isinstance(vllm_config.additional_config, dict):
+        options = vllm_config.additional_config.get(OPTION, {})
+        text = ";".join((options.get("weights", ""), *(f"{weight.format} {weight.shape}" for weight in weights)))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        vllm_config.additional_config[OPTION] = {**options, "version": __version__, "weights": digest}
 
 
 def prepare_kernels(weights: list[Any], vllm_config: Any, model_config: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -228,10 +230,28 @@ def test_bytes_that_were_changed_are_seen():
     assert_same(layer(X), want)
 
 
-def test_classes_of_parameters_are_pickled():
-    """torch stores the classes of a compiled graph's inputs, without the inputs."""
-    for cls in (storage.PackedParameter, storage.parameter_class(storage.PackedParameter, "q4_0", (64, 256))):
-        assert pickle.loads(pickle.dumps(cls)) is cls
+def test_classes_of_parameters_are_found_by_their_names_in_another_process():
+    """torch and vLLM store the classes of a compiled graph's inputs, without the inputs, the latter by dill."""
+    custom = kbit_of_its_own().format
+    classes = [
+        storage.PackedParameter,
+        storage.parameter_class(storage.PackedParameter, "q4_0", (64, 256)),
+        storage.parameter_class(storage.PackedParameter, storage.spelled(custom), (2, 64, 256)),
+    ]
+    for cls in classes:
+        assert getattr(storage, cls.__qualname__) is cls
+    assert pickle.loads(pickle.dumps(classes)) == classes
+    script = "import pickle, sys; print(*(c.__qualname__ for c in pickle.loads(sys.stdin.buffer.read())), sep='\\n')"
+    names = subprocess.run([sys.executable, "-c", script], input=pickle.dumps(classes), capture_output=True, check=True)
+    assert names.stdout.decode().split() == [cls.__qualname__ for cls in classes]
+
+
+@pytest.mark.parametrize(
+    "name", ["PackedParameters", "PackedParameter[q4_0]", "PackedParameter[q4_0,64,256", "Other[q4_0,1,2]"]
+)
+def test_other_names_are_no_classes(name):
+    with pytest.raises(AttributeError, match="has no attribute"):
+        getattr(storage, name)
 
 
 def test_layers_of_inference_mode():

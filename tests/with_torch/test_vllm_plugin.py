@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 from types import SimpleNamespace
 
@@ -12,7 +13,6 @@ from engine_layers import linear
 from torch_layers import torch, weights
 from vllm_like import CONFIG, RANKS
 
-import qgemm
 from qgemm.errors import QgemmError, UnsupportedError
 
 
@@ -109,7 +109,25 @@ def test_kernels_are_prepared_for_every_number_of_tokens(plugin, methods, monkey
     assert options["m"] == range(1, 101)  # batches mix prompts and single tokens
     assert (options["activation"], options["dtype"]) == ("a8", "float16")
     assert "(CPU, a8): 1 of Q4_0; 3 kernels" in caplog.text
-    assert config.additional_config["qgemm"]["version"] == qgemm.__version__  # in the key of vLLM's compile cache
+
+
+def test_vllms_compile_cache_tells_formats_and_versions_apart(plugin, methods, monkeypatch):
+    """Its key has the path of a file and additional_config, and it does not check the guards of a stored graph."""
+    loader = importlib.import_module("qgemm.vllm.loader")
+    monkeypatch.setattr(loader, "prepare", lambda *args, **options: "no kernels")
+
+    def key(*names):
+        layers = [linear(methods, "column", {None: weights(name, 32)})[1] for name in names]
+        config = vllm_config(torch.nn.ModuleList(layers))
+        loader.PackedModelLoader().load_model(vllm_config=config, model_config=model_config())
+        assert loader.activation_of(config) == "a8"
+        return json.dumps(config.additional_config, sort_keys=True)
+
+    assert key("q4_0", "q8_0") == key("q4_0", "q8_0")
+    assert len({key("q4_0", "q8_0"), key("q8_0", "q4_0"), key("q4_0"), key()}) == 4
+    old = key("q4_0")
+    monkeypatch.setattr(loader, "__version__", "0.0.1")
+    assert key("q4_0") != old
 
 
 def test_formats_are_known_before_the_model_is_created(plugin):
