@@ -42,8 +42,8 @@ def torch_of(x: object) -> Any:
 def as_numpy(x: Any, who: str) -> NDArray[Any]:
     """A host array to read from, without a copy where it is one already; bfloat16 of torch becomes float32.
 
-    A tensor that requires grad is detached: no gradient flows through a product here. TypeError for a masked array.
-    who: the argument, for messages.
+    A tensor that requires grad is detached: no gradient flows through a product here. TypeError for a masked array,
+    UnsupportedError for an array on a CUDA device. who: the argument, for messages.
     """
     if isinstance(x, np.ndarray):
         return _unmasked(x, who)
@@ -107,7 +107,7 @@ def _unmasked(x: NDArray[Any], who: str) -> NDArray[Any]:
 def as_cupy(x: Array, who: str = "x") -> cupy.ndarray:
     """A CUDA array [..., K] of floats as a CuPy array over the same memory; TypeError for a scalar or other dtypes.
 
-    A tensor that requires grad is detached, as on the host.
+    A tensor that requires grad is detached, as on the host. UnsupportedError for an array of the host.
     """
     import cupy
 
