@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import Array
-from .codec.float_types import FLOATS
+from .codec.float_types import FLOATS, LISTED
 from .errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ def as_cupy(x: Array, who: str = "x") -> cupy.ndarray:
 def check_floats(name: str, shape: Sequence[int], who: str = "x") -> None:
     """TypeError unless an array of a type by NumPy's name and a shape is [..., K] of floats."""
     if not shape or name not in FLOATS:
-        floats = "[..., K] of float16, float32, float64 or bfloat16"
-        raise TypeError(f"{who}: expected {floats}, got {name} of shape {tuple(shape)}")
+        raise TypeError(f"{who} must be [..., K] of {LISTED}, got {name} of shape {tuple(shape)}")
 
 
 def like(x: object, y: Array, bfloat16: bool = False) -> Any:
