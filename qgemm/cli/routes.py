@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         if args.sm is None:
             print(f"\n{machine(here)}")
     else:
-        on = Gpu(0, TUNED_SM, TUNED_SMS) if here is None or args.sm else here
-        times = times_of(on.device) if backends()["cuda"].available and on is here and not args.sms else None
-        print(choice(args.problem._replace(sm=args.sm or on.sm, sms=args.sms or on.sms, times=times)))
+        chosen = Gpu(0, TUNED_SM, TUNED_SMS) if here is None or args.sm else here
+        times = times_of(chosen.device) if backends()["cuda"].available and chosen is here and not args.sms else None
+        print(choice(args.problem._replace(sm=args.sm or chosen.sm, sms=args.sms or chosen.sms, times=times)))
     return 0
 
 

@@ -133,8 +133,8 @@ def sync_replaced(folder: int, where: str) -> None:
     try:
         sync_folder(folder)
     except OSError as error:
-        why = error.strerror or error
-        failed = GGUFAccessError(f"{where}: was replaced, but its folder cannot be synced to the disk: {why}")
+        reason = error.strerror or error
+        failed = GGUFAccessError(f"{where}: was replaced, but its folder cannot be synced to the disk: {reason}")
         failed.errno = error.errno
         raise failed from error
 
