@@ -153,7 +153,7 @@ def check_prepared(prepared: str | None, activation: str) -> None:
         raise UnsupportedError(f"prepared activations are {kind} for activation {prepared!r}, got {activation!r}")
 
 
-def check_weights(w: Weights, activation: str = "a16") -> None:
+def check_weights(w: Weights, activation: str) -> None:
     """ShapeError unless w is a matrix; UnsupportedError unless its format is decoded, and served by the activation."""
     if w.ndim != 2:
         raise ShapeError(f"w must be a matrix (N, K), got {w!r}{'; index its leading axes first' * (w.ndim > 2)}")
