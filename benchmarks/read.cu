@@ -56,7 +56,7 @@ extern "C" __global__ void read_shares(const uint4* p, unsigned* sink, long long
 }
 
 #if __CUDA_ARCH__ >= 900
-// The same shares by bulk copies into a ring of stages, all of them issued by one thread.
+// Each CTA an equal share by bulk copies into a ring of stages, all of them issued by one thread.
 extern "C" __global__ void read_bulk(const uint4* p, unsigned* sink, long long n) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ unsigned long long barriers[STAGES];

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .codec.float_types import DType
-from .codec.format import FLOATS, Format, float_dtype, float_name
+from .codec.float_types import FLOATS, DType, float_dtype, float_name, not_floats
+from .codec.format import Format
 from .codec.group_activations import E4M3, GROUP_COLUMNS, multiplies
 from .errors import ShapeError, UnsupportedError
 
@@ -153,7 +153,7 @@ def check_prepared(prepared: str | None, activation: str) -> None:
         raise UnsupportedError(f"prepared activations are {kind} for activation {prepared!r}, got {activation!r}")
 
 
-def check_weights(w: Weights, activation: str = "a16") -> None:
+def check_weights(w: Weights, activation: str) -> None:
     """ShapeError unless w is a matrix; UnsupportedError unless its format is decoded, and served by the activation."""
     if w.ndim != 2:
         raise ShapeError(f"w must be a matrix (N, K), got {w!r}{'; index its leading axes first' * (w.ndim > 2)}")
@@ -186,14 +186,14 @@ def check_epilogue(added: Epilogue, shape: tuple[int, ...]) -> None:
         if tuple(array.shape) != fitting:
             raise ShapeError(f"{name} has shape {tuple(array.shape)}, y needs {fitting}")
         if str(array.dtype).removeprefix("torch.") not in FLOATS:
-            raise TypeError(f"{name} must be of float16, float32, float64 or bfloat16, got {array.dtype}")
+            raise not_floats(name, array.dtype)
 
 
 def check_out(out: Array, shape: tuple[int, ...], dtype: DType | None) -> None:
     """ShapeError unless `out` has y's shape; TypeError unless it is of floats, UnsupportedError for a second dtype."""
     name = str(out.dtype).removeprefix("torch.")
     if name not in FLOATS:
-        raise TypeError(f"out must be of float16, float32, float64 or bfloat16, got {name}")
+        raise not_floats("out", name)
     if tuple(out.shape) != shape:
         raise ShapeError(f"out has shape {tuple(out.shape)}, y has {shape}")
     if dtype is not None and float_name(dtype) != name:

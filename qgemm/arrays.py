@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import Array
-from .codec.float_types import FLOATS
+from .codec.float_types import FLOATS, LISTED
 from .errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ def torch_of(x: object) -> Any:
 def as_numpy(x: Any, who: str) -> NDArray[Any]:
     """A host array to read from, without a copy where it is one already; bfloat16 of torch becomes float32.
 
-    A tensor that requires grad is detached: no gradient flows through a product here. TypeError for a masked array.
-    who: the argument, for messages.
+    A tensor that requires grad is detached: no gradient flows through a product here. TypeError for a masked array,
+    UnsupportedError for an array on a CUDA device. who: the argument, for messages.
     """
     if isinstance(x, np.ndarray):
         return _unmasked(x, who)
@@ -107,7 +107,7 @@ def _unmasked(x: NDArray[Any], who: str) -> NDArray[Any]:
 def as_cupy(x: Array, who: str = "x") -> cupy.ndarray:
     """A CUDA array [..., K] of floats as a CuPy array over the same memory; TypeError for a scalar or other dtypes.
 
-    A tensor that requires grad is detached, as on the host.
+    A tensor that requires grad is detached, as on the host. UnsupportedError for an array of the host.
     """
     import cupy
 
@@ -122,8 +122,7 @@ def as_cupy(x: Array, who: str = "x") -> cupy.ndarray:
 def check_floats(name: str, shape: Sequence[int], who: str = "x") -> None:
     """TypeError unless an array of a type by NumPy's name and a shape is [..., K] of floats."""
     if not shape or name not in FLOATS:
-        floats = "[..., K] of float16, float32, float64 or bfloat16"
-        raise TypeError(f"{who}: expected {floats}, got {name} of shape {tuple(shape)}")
+        raise TypeError(f"{who} must be [..., K] of {LISTED}, got {name} of shape {tuple(shape)}")
 
 
 def like(x: object, y: Array, bfloat16: bool = False) -> Any:

@@ -62,3 +62,8 @@ class CheckpointError(QgemmError):
 
 class RankError(QgemmError):
     """Another rank of a group of processes failed, or holds something else. Names the rank and gives its message."""
+
+
+def not_pickled(file: object) -> TypeError:
+    """The error of an open file that is pickled or copied: it has descriptors and a mapping of this process."""
+    return TypeError(f"{file!r} cannot be pickled or copied; pickle its tensors, or open its path again")

@@ -119,7 +119,7 @@ def matmul_many(
 
     "a8" quantizes x once for all of them. On a GPU weights of one format share a launch where x has few rows.
     biases, residuals, outs: one for each of the weights, or None; of the first two any may be None. The outs must not
-    share elements.
+    share elements. x, activation, dtype: as of `matmul`, whose errors it raises.
     """
     added = None if biases is None and residuals is None else epilogues(len(weights), biases, residuals, outs)
     if weights:

@@ -44,8 +44,8 @@ class Packed:
     @property
     def dtype(self) -> NoReturn:
         """None: AttributeError, since weights in blocks have no NumPy type."""
-        why = f"{self} has no dtype: its weights are packed in blocks of tensor.format"
-        raise AttributeError(f"{why}; tensor.dequantize(dtype) gives them as floats")
+        reason = f"{self} has no dtype: its weights are packed in blocks of tensor.format"
+        raise AttributeError(f"{reason}; tensor.dequantize(dtype) gives them as floats")
 
     def __matmul__(self, other: object) -> Any:
         if isinstance(other, Transposed):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from .arguments import Array, Weights, check_activation
-from .codec.format import FLOATS
+from .codec.float_types import FLOATS, not_floats
 from .errors import ShapeError, UnsupportedError
 from .packed import Packed
 from .placement import check_together, described
@@ -134,4 +134,4 @@ def check_floats(array: Array, who: str) -> None:
     """TypeError unless an array is of floats."""
     name = str(array.dtype).removeprefix("torch.")
     if name not in FLOATS:
-        raise TypeError(f"{who} must be of float16, float32, float64 or bfloat16, got {name}")
+        raise not_floats(who, name)

@@ -13,7 +13,7 @@ ROWS = 64  # rows of W in a tile of a GPU: shares of other sizes would be padded
 def shares(size: int, step: int, world: int, who: str = "an axis") -> list[slice]:
     """The part of an axis of each rank: whole steps, as even as they divide; the last may be cut short by the end.
 
-    UnsupportedError if there are fewer steps than ranks, with the number that would do; `who` names the axis.
+    ShapeError if there are fewer steps than ranks, with the number that would do; `who` names the axis.
 
     >>> shares(100, 32, 3)
     [slice(0, 32, None), slice(32, 64, None), slice(64, 100, None)]

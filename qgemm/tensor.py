@@ -132,7 +132,8 @@ class Tensor(Packed):
         """Rows of a matrix by their index, decoded: a new array [*index.shape, K] of a dtype as of `dequantize`.
 
         index: integers, an array of NumPy or a value that converts to one. IndexError for an integer that is no row, as
-        negative ones are. This is an embedding: nothing else of the matrix is read.
+        negative ones are, TypeError for other numbers, ShapeError unless this is a matrix. This is an embedding:
+        nothing else of the matrix is read.
         """
         if self.ndim != 2:
             raise ShapeError(f"{self!r}: rows by an index are those of a matrix")
@@ -190,8 +191,8 @@ class Tensor(Packed):
 
         axis: that of rows (-2: N, outputs of a product), cut in multiples of 64; of columns (-1: K, summed over by a
         product), in whole blocks; of experts (0 of three). multiple: the least piece instead, as the size of a head;
-        along K, of whole blocks. Shares may be uneven. UnsupportedError if there are fewer pieces than ranks, with the
-        number that would do.
+        along K, of whole blocks. Shares may be uneven. ShapeError if there are fewer pieces than ranks, with the number
+        that would do.
         """
         axis = range(self.ndim)[axis]
         unit = self.format.weights if axis == self.ndim - 1 else ROWS if axis == self.ndim - 2 else 1
@@ -201,10 +202,10 @@ class Tensor(Packed):
         return shares(self.shape[axis], step, world, f"{self!r}: axis {axis}")
 
     def shard(self, rank: int, world: int, axis: int, multiple: int | None = None) -> Tensor:
-        """The share of an axis that rank `rank` of `world` holds (see `shares`): a view of these blocks.
+        """The share of an axis that rank `rank` of `world` holds, cut as `shares` says: a view of these blocks.
 
-        Nothing is copied: of a mapped file each rank reads its own part. Columns, whose rows lie apart, are gathered
-        once when they are packed for a device or multiplied.
+        multiple: as of `shares`. Nothing is copied: of a mapped file each rank reads its own part. Columns, whose rows
+        lie apart, are gathered once when they are packed for a device or multiplied.
         """
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} of {world}: ranks are 0 to world - 1")

@@ -92,8 +92,8 @@ class Reordered(View):
     def gathered(self, x: Any) -> Any:
         """x [..., K] in the order of the packed matrix, a new array of x's library; as it is if it has no K columns."""
         if prepared_for(x) is not None:
-            why = "its columns are in another order (act-order) than those of activations that are quantized already"
-            raise UnsupportedError(f"{self!r}: {why}; give x as floats")
+            reason = "its columns are in another order (act-order) than those of activations that are quantized already"
+            raise UnsupportedError(f"{self!r}: {reason}; give x as floats")
         if (tuple(getattr(x, "shape", ())) or (None,))[-1] != self.shape[1]:
             return x  # the product refuses it
         torch = torch_of(x)

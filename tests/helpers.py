@@ -40,8 +40,8 @@ FEW_ROWS = 16  # the most rows of x that a decode kernel multiplies at once
 
 
 def extreme(k: int) -> np.ndarray:
-    """[7, K] float32: ordinary, 1e-6, 1e-30, 1e30, a spike of 66,000, 1e-30 to 1e30 from value to value, from block to
-    block."""
+    """[7, K] float32: normal rows, times 1e-6, 1e-30 and 1e30, with a spike of 66,000, times 1e-30 to 1e30 by value and
+    by block."""
     x, rng = normal(7, k, seed=7), np.random.default_rng(8)
     x[1:4] *= np.float32([[1e-6], [1e-30], [1e30]])
     x[4, -5] = 66000
@@ -298,8 +298,8 @@ def assert_a8_formula(
 ) -> None:
     """Finite, and off by no more than float32 sums of the formula's terms, also where x is extreme.
 
-    worst_case: by the bound alone, where a few terms are the whole of a sum or other roundings than the formula's are
-    made. kernel: levels_first and partial_dots of a8_exact.
+    worst_case: by the bound alone, where a sum has a few terms, or a kernel rounds otherwise than the formula. kernel:
+    levels_first and partial_dots of `a8_terms`.
     """
     expected = of_integer_dots(qgemm.quantize_activations(x).blocks, w, **kernel)
     assert np.isfinite(got[np.isfinite(expected.y)]).all()
@@ -347,7 +347,7 @@ def converted(source: Path, target: Path, fmt: str, **options: Any) -> dict[str,
 
 
 def left_over(folder: Path) -> list[str]:
-    """Temporary files that a writer left behind."""
+    """Temporary files of a writer that are still in a folder."""
     return [name for name in os.listdir(folder) if name.startswith(".qgemm-")]
 
 

@@ -90,7 +90,7 @@ def test_e4m4_shapes_and_types():
     with pytest.raises(TypeError, match="int64"):
         qgemm.encode_e4m4(np.ones(3, np.int64))
     for codes in (np.zeros(3, np.int8), [1, 2], np.zeros(3)):
-        with pytest.raises(TypeError, match="E4M4 codes as uint8"):
+        with pytest.raises(TypeError, match="codes must be of uint8"):
             qgemm.decode_e4m4(codes)
 
 

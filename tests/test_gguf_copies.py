@@ -126,6 +126,19 @@ def test_pickles_of_what_is_gone(path, monkeypatch):
         pickle.loads(raw).dequantize()
 
 
+@pytest.mark.parametrize("way", [pickled, copy.copy, copy.deepcopy])
+def test_open_files_are_not_copied_but_their_metadata_are(way):
+    refusal = r".*minilm_excerpt\.gguf.*> cannot be pickled or copied; pickle its tensors"
+    with qgemm.open(EXCERPT) as model:
+        with pytest.raises(TypeError, match=f"^<GGUFFile {refusal}"):
+            way(model)
+        metadata = way(model.metadata)
+        assert metadata == dict(model.metadata)
+    assert metadata["general.architecture"]
+    with qgemm.load(EXCERPT) as checkpoint, pytest.raises(TypeError, match=f"^<Checkpoint {refusal}"):
+        way(checkpoint)
+
+
 def product(tensor: qgemm.Tensor) -> np.ndarray:
     return qgemm.matmul(np.eye(tensor.shape[-1], dtype=np.float32), tensor)
 

@@ -178,7 +178,7 @@ DAMAGED = {
     "no end": (END, 0, b"XX", "has no end record"),
     "a comment": (END, 20, b"\1", "has no end record"),
     "another disk": (END, 4, b"\1", "split archive"),
-    "fewer entries": (END, 8, b"\1\0\1\0", "behind its 1 entries"),
+    "fewer entries": (END, 8, b"\1\0\1\0", "after its 1 entries"),
     "more entries": (END, 8, b"\3\0\3\0", "3 members are more than"),
     "many entries": (END, 8, b"\xff\xff\xff\xff", "65535 members are more than"),
     "the directory elsewhere": (END, 16, b"\0\0\0\0", "does not end at"),

@@ -47,7 +47,7 @@ TENSOR = '"dtype":"U8","shape":[],"data_offsets":[%d,%d]'
         (b'{"a":{"dtype":[1],"shape":[1],"data_offsets":[0,1]}}', "tensor 'a': dtype '[1]' is not the name of one"),
         (b'{"a":{"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,1]}}', "2^63 elements or more"),
         (b"{" + b" " * 99, "header: ends where"),
-        (b"{}x", "header: has 'x' behind its end"),
+        (b"{}x", "header: has 'x' after its end"),
         (b'{"__metadata__":{}]', "header: has ']' at byte 18 where , or } must be"),
     ],
 )  # fmt: skip

@@ -140,7 +140,7 @@ def test_masked_arrays_are_refused():
 def test_types_of_y_that_are_none():
     x = normal(3, K)
     for dtype in ("f16", "q4_0", np.int8, "float128", object()):
-        with pytest.raises(TypeError, match="expected float16, float32, float64 or bfloat16, got"):
+        with pytest.raises(TypeError, match="dtype must be float16, float32, float64 or bfloat16, got"):
             qgemm.matmul(x, W, dtype=dtype)
     with pytest.raises(TypeError, match="out must be of float16, float32, float64 or bfloat16, got int32"):
         qgemm.matmul(x, W, out=np.zeros((3, N), np.int32))

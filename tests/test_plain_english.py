@@ -53,8 +53,8 @@ def test_a_habit_is_refused_in_every_kind_of_file(reason, name, form, tmp_path):
 
 @pytest.mark.parametrize("text", ["which is shared", "or in place", "otherwise 0", "The same for bytes.", "See `run`."])
 def test_a_comment_does_not_begin_in_the_middle_of_a_sentence(text, tmp_path):
-    """Lines of a paragraph after its first one may, and comments of CUDA until the next run of the GPU tests."""
-    for name, form in (("a.py", '"""{}"""'), ("b.py", "x = 1  # {}"), ("c.h", "int x;  // {}"), ("d.c", "/* {} */")):
+    """Lines of a paragraph after its first one may."""
+    for name, form in (("a.py", '"""{}"""'), ("b.py", "x = 1  # {}"), ("c.h", "int x;  // {}"), ("d.cu", "/* {} */")):
         assert complaints(tmp_path, name, form.format(text)) == [plain_english.NEIGHBOUR]
     assert complaints(tmp_path, "e.py", f"# The address of a row,\n# {text}\n") == []
     assert complaints(tmp_path, "f.h", f"// The address of a row,\n// {text}\n") == []

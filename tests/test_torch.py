@@ -133,9 +133,9 @@ def test_out_that_requires_grad_is_refused(torch):
 
 def test_types_that_are_no_floats(torch):
     x = tensor(torch, X)
-    with pytest.raises(TypeError, match="expected float16, float32, float64 or bfloat16, got int32"):
+    with pytest.raises(TypeError, match="dtype must be float16, float32, float64 or bfloat16, got int32"):
         qgemm.matmul(x, W, dtype=torch.int32)
-    with pytest.raises(TypeError, match="expected float16, float32, float64 or bfloat16 values, got int32"):
+    with pytest.raises(TypeError, match="x must be of float16, float32, float64 or bfloat16, got int32"):
         qgemm.matmul(x.to(torch.int32), W)
     with pytest.raises(TypeError, match="out must be of float16, float32, float64 or bfloat16, got int32"):
         qgemm.matmul(x, W, out=tensor(torch, np.zeros((3, 5)), "int32"))

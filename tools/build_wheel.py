@@ -63,13 +63,13 @@ def compiler_for(platform: str, by_zig: bool = False) -> Compiler | None:
     return own or zig()
 
 
-def libraries(by: Compiler, target: Target, formats: Iterable[Format]) -> dict[str, bytes]:
+def libraries(cc: Compiler, target: Target, formats: Iterable[Format]) -> dict[str, bytes]:
     """All libraries for a target by file name, compiled on all cores or read from the cache."""
-    march = target.zig if by == zig() else target.march
+    march = target.zig if cc == zig() else target.march
 
     def entry_of(source: Source) -> tuple[str, bytes]:
         name = prebuilt.entry(target, source)
-        return name, stamp(built(by, source, march), name)
+        return name, stamp(built(cc, source, march), name)
 
     with ThreadPool(len(cpus())) as pool:
         return dict(pool.map(entry_of, inventory.sources(formats)))
@@ -83,8 +83,8 @@ def glibc(codes: Iterable[bytes]) -> int:
 
 def build(platform: str, out: Path, formats: Iterable[Format] = FORMATS.values(), by_zig: bool = False) -> Path:
     """The wheel for a platform in the folder `out`."""
-    by = compiler_for(platform, by_zig)
-    if by is None:
+    cc = compiler_for(platform, by_zig)
+    if cc is None:
         raise SystemExit(f"build_wheel: {NO_COMPILER.format(platform, platform)}")
     formats = list(formats)
     with tempfile.TemporaryDirectory() as name:
@@ -92,7 +92,7 @@ def build(platform: str, out: Path, formats: Iterable[Format] = FORMATS.values()
         for target in prebuilt.TARGETS:
             if platform_of(target) == platform:
                 (folder / target.name).mkdir(parents=True)
-                for entry, code in libraries(by, target, formats).items():
+                for entry, code in libraries(cc, target, formats).items():
                     (folder / target.name / entry).write_bytes(sealed(code))
                     codes.append(code)
         tag = f"py3-none-{TAGS.get(platform) or f'manylinux_2_{glibc(codes)}_{platform}'}"

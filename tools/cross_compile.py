@@ -27,9 +27,9 @@ TARGETS = [target for target in prebuilt.TARGETS if target.system != "linux"]
 STARTS = {"darwin": b"\xcf\xfa\xed\xfe", "win32": b"MZ"}  # the first bytes of a library for 64 bits
 
 
-def check(by: Compiler, target: Target, source: Source) -> str:
+def check(cc: Compiler, target: Target, source: Source) -> str:
     """Compile one library; a line for a person if it is none of the target's system."""
-    code = compiled(by, source.file, (*target.zig, *source.words, "-O0"))
+    code = compiled(cc, source.file, (*target.zig, *source.words, "-O0"))
     return "" if code.startswith(STARTS[target.system]) else f"{source.name} for {target.name}: no library"
 
 
@@ -37,13 +37,13 @@ def main(words: Sequence[str] | None = None) -> int:
     """0 if everything compiles."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.parse_args(words)
-    by = zig()
-    if by is None:
+    cc = zig()
+    if cc is None:
         print("cross_compile: needs the ziglang wheel")
         return 1
     format_sources = (source for name in FORMAT_NAMES if (source := libraries.source(FORMATS[name])) is not None)
     sources = [POOL, products.QUANTIZER, products.EIGHT_BITS, encoders.BLOCKS, *format_sources]
-    jobs = [(by, target, source) for target in TARGETS for source in sources]
+    jobs = [(cc, target, source) for target in TARGETS for source in sources]
     start = perf_counter()
     with ThreadPool(len(cpus())) as pool:
         failures = [line for line in pool.starmap(check, jobs) if line]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON, CUDA, C_LIKE = {".py"}, {".cu", ".cuh"}, {".cu", ".cuh", ".c", ".h", ".cpp"}
+PYTHON, C_LIKE = {".py"}, {".cu", ".cuh", ".c", ".h", ".cpp"}
 SHELL = {".sh", ".toml", ".yml", ".yaml"}
 SHELL_NAMES = {"Makefile", "run"}
 FIRST_TITLE = "b768674"  # titles of commits after this one are checked
@@ -40,8 +40,7 @@ PHRASES = {
         r"|On which|At which|Up to which|With (?:which|what)|Behind|For whom|How many|As many)\b(?![^.]*\?)"
     ),
 }  # fmt: skip
-# Beginnings of comments and docstrings that need the code or the docstring before them. CUDA sources follow with the
-# next run of the GPU tests, since their comments are part of the digest in the ledger.
+# Beginnings of comments and docstrings that need the code or the docstring before them.
 NEIGHBOUR = "begins in the middle of a sentence"
 DEPENDENT = re.compile(
     r"(?:which|whose|that|or|and|but|else|otherwise|than|so that|also|because|since|as below|as above|now|then)\b"
@@ -160,9 +159,8 @@ def check(path: Path) -> tuple[list[Complaint], int, int]:
         for reason, pattern in PHRASES.items()
         if pattern.search(line.text)
     ]
-    if path.suffix not in CUDA:
-        dependent = [line for line in lines if line.first and DEPENDENT.match(line.text)]
-        complaints += [Complaint(path, line.number, NEIGHBOUR, line.text) for line in dependent]
+    dependent = [line for line in lines if line.first and DEPENDENT.match(line.text)]
+    complaints += [Complaint(path, line.number, NEIGHBOUR, line.text) for line in dependent]
     bindings = 0
     if path.suffix in PYTHON:
         names = list(python_bindings(source))

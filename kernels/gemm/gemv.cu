@@ -29,7 +29,7 @@ struct FloatLevels {
         using Format = typename Config::TileFormat;
         constexpr int TOKENS = Config::TOKENS, K_BLOCKS = Config::K_BLOCKS, K_BLOCK_STEPS = Config::K_BLOCK_STEPS;
         constexpr int SCALE_STEPS = Config::SCALE_STEPS;
-        constexpr int STEPS = SCALE_STEPS < K_BLOCK_STEPS ? SCALE_STEPS : K_BLOCK_STEPS;  // that share a scale
+        constexpr int STEPS = SCALE_STEPS < K_BLOCK_STEPS ? SCALE_STEPS : K_BLOCK_STEPS;  // steps of a scale
 #pragma unroll
         for (int part = 0; part < K_BLOCK_STEPS / STEPS; ++part) {
             const i64 column = i * K_BLOCK + part * STEPS * 16;

@@ -62,7 +62,7 @@ __device__ inline void mma_m16n8k32(int (&c)[4], const Bytes& first, const Bytes
 #endif
 }
 
-// The same with unsigned bytes in a.
+// mma_m16n8k32 with unsigned bytes in a.
 __device__ inline void mma_m16n8k32_u8(int (&c)[4], const Bytes& first, const Bytes& second, const uint2& b) {
 #ifdef __CUDA_ARCH__
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

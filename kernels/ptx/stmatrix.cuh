@@ -16,7 +16,7 @@ __device__ inline void stmatrix_x4(u32 row, const u32 (&from)[4]) {
 #endif
 }
 
-// The same, transposed; lane i holds the address of column i % 8 of matrix i / 8.
+// stmatrix_x4 of transposed matrices; lane i holds the address of column i % 8 of matrix i / 8.
 __device__ inline void stmatrix_x4_trans(u32 to, const u32 (&from)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(from[0]),
                  "r"(from[1]), "r"(from[2]), "r"(from[3])

@@ -11,7 +11,7 @@ namespace qgemm {
 template <int N, int ADD>
 __device__ void wgmma_s8(int (&acc)[N / 2], const u32 (&a)[4], unsigned long long b);
 
-// The same with a in shared memory, by a descriptor like that of b.
+// wgmma_s8 with a in shared memory, by a descriptor like that of b.
 template <int N, int ADD>
 __device__ void wgmma_shared(int (&acc)[N / 2], unsigned long long a, unsigned long long b);
 

@@ -126,7 +126,7 @@ struct TokenGroups {
             for (int j = 0; j < 2; ++j) {
                 const auto scaled = [&](int column) { return __fmul_rn(values[i][4 * j + column], scale); };
                 q[j] = four_codes<E4M3>(scaled(0), scaled(1), scaled(2), scaled(3));
-                if (E4M3 && scale == 0) q[j] = 0;  // otherwise signs and NaN would remain
+                if (E4M3 && scale == 0) q[j] = 0;  // signs and NaN would remain
             }
             // Two neighbouring lanes hold the halves of a step. The first writes the words of t = 0 and 1, the second
             // those of t = 2 and 3; a word has columns 2t, 2t + 1, 2t + 8, 2t + 9.

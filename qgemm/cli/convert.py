@@ -136,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--architecture", metavar="NAME", default="",
-        help="general.architecture of DST: flux, wan ...; by default that of a diffusion model is told by its tensors",
+        help="general.architecture of DST: flux, wan ...; for a diffusion model its tensors decide by default",
     )  # fmt: skip
     parser.add_argument(
         "--override-kv", metavar="KEY=TYPE:VALUE", action="append", default=[],

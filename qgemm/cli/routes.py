@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
         if args.sm is None:
             print(f"\n{machine(here)}")
     else:
-        on = Gpu(0, TUNED_SM, TUNED_SMS) if here is None or args.sm else here
-        times = times_of(on.device) if backends()["cuda"].available and on is here and not args.sms else None
-        print(choice(args.problem._replace(sm=args.sm or on.sm, sms=args.sms or on.sms, times=times)))
+        chosen = Gpu(0, TUNED_SM, TUNED_SMS) if here is None or args.sm else here
+        times = times_of(chosen.device) if backends()["cuda"].available and chosen is here and not args.sms else None
+        print(choice(args.problem._replace(sm=args.sm or chosen.sm, sms=args.sms or chosen.sms, times=times)))
     return 0
 
 
@@ -166,7 +166,7 @@ def by_times(p: Problem, name: str, timed: Sequence[tuple[Any, float]]) -> Itera
     yield columns("<<>", [("kernel", "config", "us"), *((k, str(c or "-"), f"{us:.2f}") for k, c, us in rows)])
 
 
-def route_table(sm: int | None = None) -> str:
+def route_table(sm: int | None) -> str:
     """The table ROUTES, in which the first row that fits serves a product; with `sm` only its rows."""
     rows = [("kernel", "activation", "x", "M <=", "GPUs", "formats", "token tiles", "what it does")]
     for row in rows_of(sm):
@@ -187,7 +187,7 @@ def rows_of(sm: int | None) -> list[Route]:
     return rows
 
 
-def format_table(sm: int | None = None) -> str:
+def format_table(sm: int | None) -> str:
     """A line for each format: its size, and the backends and kernels for each activation."""
     rows = [("format", "bpw", "cpu", *(f"cuda {activation}" for activation in ACTIVATIONS))]
     for fmt in FORMATS.values():

@@ -31,7 +31,7 @@ def encode_e4m4(values: ArrayLike, saturate: bool = False) -> Bytes:
     Values from 31.5 on raise QuantizeError or, with `saturate`, get the code of 31, infinity included. QuantizeError
     for a negative value or NaN; TypeError for arrays of other types.
     """
-    x = floats(values).astype(np.float64)
+    x = floats(values, "values").astype(np.float64)
     wrong = ~(x >= 0)
     if wrong.any():
         raise QuantizeError(f"E4M4 holds numbers from 0 on, got {x[wrong][0]:g}")
@@ -49,6 +49,6 @@ def decode_e4m4(codes: ArrayLike) -> Floats:
     """Codes [...] uint8 -> the numbers [...] they stand for, exact in float32; TypeError for other dtypes."""
     array = np.asarray(codes)
     if array.dtype != np.uint8:
-        raise TypeError(f"expected E4M4 codes as uint8, got {array.dtype}")
+        raise TypeError(f"codes must be of uint8, got {array.dtype}")
     numbers: Floats = VALUES.take(array)
     return numbers

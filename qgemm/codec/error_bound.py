@@ -59,21 +59,14 @@ def a16_bound(x: Doubles, w: Doubles) -> Doubles:
     return _bound(x.shape[1] + 4, np.abs(x) @ np.abs(w).T)
 
 
-def a8_exact(
-    x: Blocks,
-    fmt: Format,
-    w: Blocks,
-    place: Callable[[NDArray[Any]], Any] = np.asarray,
-    levels_first: bool = False,
-    partial_dots: bool = False,
-) -> tuple[Doubles, Doubles]:
+def a8_exact(x: Blocks, fmt: Format, w: Blocks, partial_dots: bool = False) -> tuple[Doubles, Doubles]:
     """The product of blocks x [M, K / 32] and w [N, b] of codes, and the bound of its float32 version: see `a8_terms`.
 
     Per block of x, within a group of weights, dw * (da * sumi - zero * sa) + mw * sa: six roundings, none in the
     integer dot product sumi. A group of 16 has no sum sa of its own: dw * da * sumi + mw * da * sum(q), sumi being of
     codes - zero. Then a sum over all blocks or groups.
     """
-    parts, size = a8_terms(x, fmt, w, place, levels_first, partial_dots)
+    parts, size = a8_terms(x, fmt, w, np.asarray, False, partial_dots)
     return sum(part.sum(axis=0) for part in parts), a8_bound(size)
 
 
@@ -83,12 +76,7 @@ def a8_bound(size: Doubles) -> Doubles:
 
 
 def a8_terms(
-    x: Blocks,
-    fmt: Format,
-    w: Blocks,
-    place: Callable[[NDArray[Any]], Any] = np.asarray,
-    levels_first: bool = False,
-    partial_dots: bool = False,
+    x: Blocks, fmt: Format, w: Blocks, place: Callable[[NDArray[Any]], Any], levels_first: bool, partial_dots: bool
 ) -> tuple[list[Doubles], Doubles]:
     """The terms of `a8_exact` from dots, zeros and minimums [groups, M, N] each, and the magnitude of each group's.
 

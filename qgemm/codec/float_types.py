@@ -19,6 +19,7 @@ class TorchDType(Protocol):
 
 DType = DTypeLike | TorchDType  # a dtype as callers give it: NumPy's, torch's, or a name
 FLOATS = ("float16", "float32", "float64", "bfloat16")
+LISTED = f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"  # for messages
 
 
 @cache
@@ -28,11 +29,16 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return name
 
 
-def floats(x: Any) -> NDArray[Any]:
-    """Any array of float16, float32, float64 or bfloat16, as NumPy; TypeError for anything else."""
+def not_floats(who: str, dtype: object) -> TypeError:
+    """The error for an argument that is an array of another type."""
+    return TypeError(f"{who} must be of {LISTED}, got {dtype}")
+
+
+def floats(x: Any, who: str = "x") -> NDArray[Any]:
+    """An array of float16, float32, float64 or bfloat16 as NumPy; TypeError, which names `who`, for other types."""
     array: NDArray[Any] = np.asarray(x)
     if array.dtype.name not in FLOATS:
-        raise TypeError(f"expected float16, float32, float64 or bfloat16 values, got {array.dtype}")
+        raise not_floats(who, array.dtype)
     return array
 
 
@@ -48,7 +54,7 @@ def float_name(dtype: DType) -> str:
         except TypeError:
             name = ""
     if name not in FLOATS:
-        raise TypeError(f"expected float16, float32, float64 or bfloat16, got {name or repr(dtype)}")
+        raise TypeError(f"dtype must be {LISTED}, got {name or repr(dtype)}")
     return name
 
 

@@ -324,10 +324,10 @@ class Format:
         finite = bool(np.isfinite(x[index]).all())
         row_number, block = divmod(first + index, row)
         unit = "value" if self.plain else "block"
-        why = f"is beyond the largest {self}" if finite else "holds NaN or infinity"
+        reason = f"is beyond the largest {self}" if finite else "holds NaN or infinity"
         if finite and not self.plain:
-            why = f"needs {self.beyond} (largest magnitude {np.abs(x[index]).max():g})"
-        raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {why}")
+            reason = f"needs {self.beyond} (largest magnitude {np.abs(x[index]).max():g})"
+        raise QuantizeError(f"{self}: {unit} {block} of row {row_number} {reason}")
 
     def check_first(
         self, values: Any, block: int, read: Callable[[Any], NDArray[Any]] = np.asarray, importance: Any = None

@@ -54,22 +54,22 @@ class Grid(NamedTuple):
         x, weights [dims, n]; levels [n, base]: the level of each code.
         """
         points = self.point_of[numbers]
-        off = np.flatnonzero(points < 0)
-        if not len(off):
+        missing = np.flatnonzero(points < 0)
+        if not len(missing):
             return points
-        counts = self.counts[numbers[off]]
+        counts = self.counts[numbers[missing]]
         starts = np.cumsum(counts) - counts
-        owner = np.repeat(np.arange(len(off)), counts)
-        candidates = self.neighbours[np.arange(len(owner)) - starts[owner] + self.starts[numbers[off]][owner]]
-        column = off[owner]
+        owner = np.repeat(np.arange(len(missing)), counts)
+        candidates = self.neighbours[np.arange(len(owner)) - starts[owner] + self.starts[numbers[missing]][owner]]
+        column = missing[owner]
         error = np.zeros(len(owner), np.float32)
         for i in range(len(x)):  # one by one, as in C
             difference = levels[column, self.points[candidates, i]] - x[i, column]
             error += weights[i, column] * difference * difference
         least = np.minimum.reduceat(error, starts)
         best = np.flatnonzero(error == least[owner])[::-1]
-        points[off] = candidates[starts]
-        points[off[owner[best]]] = candidates[best]  # written last: the first of several that are equally good
+        points[missing] = candidates[starts]
+        points[missing[owner[best]]] = candidates[best]  # written last: the first of several that are equally good
         return points
 
 

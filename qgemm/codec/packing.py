@@ -212,9 +212,9 @@ def times(codes: Floats, scales: Floats) -> Floats:
     return products
 
 
-def rotate_left(words: Words, by: int) -> Words:
-    """Every word rotated left by `by` bits, to the right if `by` is negative."""
-    left, right = np.uint32(by % 32), np.uint32(-by % 32)
+def rotate_left(words: Words, bits: int) -> Words:
+    """Every word rotated left by a number of bits, to the right if it is negative."""
+    left, right = np.uint32(bits % 32), np.uint32(-bits % 32)
     return words << left | words >> right
 
 

@@ -39,7 +39,8 @@ def searched(fmt: Format) -> bool:
 def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
     """Values [..., K], the importance of each [K] or [..., K] -> blocks [..., K / weights], on all cores.
 
-    UnsupportedError for an importance of another shape, negative or not finite; QuantizeError as by Format.quantize.
+    ShapeError for an importance of another shape, UnsupportedError for one that is negative or not finite, and
+    QuantizeError as by Format.quantize.
     """
     imatrix = np.asarray(importance, np.float32)
     check_importance(x.shape, imatrix.shape, bool((np.isfinite(imatrix) & (imatrix >= 0)).all()))
@@ -60,7 +61,7 @@ def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
 
 
 def check_importance(shape: tuple[int, ...], imatrix_shape: tuple[int, ...], fine: bool) -> None:
-    """UnsupportedError for an importance of another shape than values [..., K] or [K], or one that is not `fine`.
+    """ShapeError for an importance of another shape than values [..., K] or [K], UnsupportedError unless it is `fine`.
 
     fine: whether it is finite and nowhere negative.
     """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
-from qgemm.errors import CheckpointError, NameNotFoundError
+from qgemm.errors import CheckpointError, NameNotFoundError, not_pickled
 from qgemm.files.paths import PathLike, shown, shown_path
 from qgemm.packed import Packed
 from qgemm.tensor import Tensor
@@ -46,6 +46,10 @@ class Checkpoint(Mapping[str, Packed]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._source.weights
+
+    def __reduce__(self) -> NoReturn:
+        """TypeError: tensors are pickled, open files are not."""
+        raise not_pickled(self)
 
     def close(self) -> None:
         """Close the files."""

@@ -73,7 +73,7 @@ def config_of(where: str, values: Mapping[str, Any]) -> tuple[Config, Architectu
     return config, architecture
 
 
-def to_gguf_model(source: Source, path: PathLike, tied: bool = False) -> Source:
+def to_gguf_model(source: Source, path: PathLike, tied: bool) -> Source:
     """The source as a .gguf model if its folder's config names an architecture; otherwise unchanged.
 
     tied: the token embedding is the output matrix, which the folder lacks, though the config does not say so.

@@ -294,16 +294,16 @@ def _refusal(path: str, step: Step, options: Options) -> QuantizeError:
     """The error for a tensor with faulty weights: reads all of it, to count them."""
     weight, fmt = step.weight, step.format
     encoder = choose_encoder(step, options)
-    count, where, why = 0, -1, ""
+    count, position, reason = 0, -1, ""
     for start, stop in ranges(step, range_size(workers()), encoder.search):
         faults = find_faults(step, start, stop, encoder.encode)
-        if faults is None or (why and faults[0] != why):
+        if faults is None or (reason and faults[0] != reason):
             continue
-        why, mask = faults
-        if where < 0:
-            where = start + int(mask.argmax()) * ((stop - start) // mask.size)
+        reason, mask = faults
+        if position < 0:
+            position = start + int(mask.argmax()) * ((stop - start) // mask.size)
         count += int(np.count_nonzero(mask))
-    index = [int(i) for i in np.unravel_index(where, weight.shape)]
-    noun = "weight" if "NaN" in why or fmt.plain else "block"
+    index = [int(i) for i in np.unravel_index(position, weight.shape)]
+    noun = "weight" if "NaN" in reason or fmt.plain else "block"
     number = f"{count} {noun} is" if count == 1 else f"{count} {noun}s are"
-    return QuantizeError(f"{shown_path(path)}: tensor {shown(weight.name)}: {number} {why}, the first at {index}")
+    return QuantizeError(f"{shown_path(path)}: tensor {shown(weight.name)}: {number} {reason}, the first at {index}")

@@ -126,10 +126,10 @@ def read_settings(folder: str) -> Settings:
     return settings
 
 
-def to_gguf_adapter(source: Source, path: PathLike, base: PathLike | None = None) -> Source:
+def to_gguf_adapter(source: Source, path: PathLike, base: PathLike | None) -> Source:
     """The source, the weights of an adapter's folder, as a .gguf adapter.
 
-    base: the folder of the base model, of which only the config is read; by default the one that the adapter names.
+    base: the folder of the base model, of which only the config is read; None: the one that the adapter names.
 
     CheckpointError for settings, tensors and bases that a .gguf adapter cannot express.
     """

@@ -28,7 +28,7 @@ def figure_type() -> Any:
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a path before any work if no picture can be saved to it; UnsupportedError without matplotlib."""
+    """QgemmError, before any work, if no picture can be saved to a path; UnsupportedError without matplotlib."""
     kinds = figure_type()().canvas.get_supported_filetypes()
     if _kind(path) not in kinds:
         raise QgemmError(f"{shown_path(str(path))}: the name must end in {', '.join(f'.{kind}' for kind in kinds)}")

@@ -84,9 +84,9 @@ class CpuBackend:
 
     def status(self) -> Status:
         """Always available."""
-        why = native.reason()
-        code = f"NumPy alone: {why}" if why else native.origin()
-        facts = {"numpy": np.__version__, "threads": threads(), "compiled": not why}
+        reason = native.reason()
+        code = f"NumPy alone: {reason}" if reason else native.origin()
+        facts = {"numpy": np.__version__, "threads": threads(), "compiled": not reason}
         return Status(True, f"NumPy {np.__version__}, {threads()} threads, {code}", facts)
 
 

@@ -59,8 +59,8 @@ def multiply(x: Blocks, w: Tensor, y: NDArray[Any], activation: str) -> None:
     elif w.format.integer:
         weights_of, exact = eight_bits, partial(np.asarray, dtype=np.float32)
     else:
-        why = f"{w.format} has no integer codes for activations of eight bits a group"
-        raise UnsupportedError(f"{w!r}: {why}; use 'a16'")
+        reason = f"{w.format} has no integer codes for activations of eight bits a group"
+        raise UnsupportedError(f"{w!r}: {reason}; use 'a16'")
     (n, k), m = w.shape, len(x)
     qx = exact(x["qs"]).reshape(m, k)
     dx = np.ascontiguousarray(x["d"][:, ::BLOCKS].T)  # [groups, M]

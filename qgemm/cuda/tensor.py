@@ -233,8 +233,8 @@ def check_tiled(fmt: Format, who: str) -> None:
     if fmt.levels is None and not fmt.plain:
         raise UnsupportedError(f"{who}: {fmt} has no decoder, so it cannot be multiplied")
     if not fmt.tiled and not fmt.plain:
-        why = f"{fmt} has no device tile"
-        raise UnsupportedError(f"{who}: {why}; multiply it on the CPU, or convert it to a type with GPU tiles")
+        reason = f"{fmt} has no device tile"
+        raise UnsupportedError(f"{who}: {reason}; multiply it on the CPU, or convert it to a type with GPU tiles")
 
 
 def as_bytes(blocks: Blocks) -> NDArray[np.uint8]:

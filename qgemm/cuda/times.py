@@ -65,10 +65,6 @@ class Times:
             return None
         return rows[min(bisect_left(rows, m, key=lambda row: row.m), len(rows) - 1)]
 
-    def all_of(self, key: Key) -> list[Timed]:
-        """The rows of a product, by rows of x."""
-        return self._rows.get(key, [])
-
     def __bool__(self) -> bool:
         return bool(self._rows)
 

@@ -189,7 +189,7 @@ def rounds(jobs: Sequence[Job]) -> Iterator[list[tuple[Job, Candidate]]]:
 
 def batches_of(
     weights: Iterable[Packed], gpu: Gpu, rows: Sequence[int], activations: Sequence[str], dtypes: Sequence[DType],
-    timed: Iterable[Row] = (),
+    timed: Iterable[Row],
 ) -> list[Batch]:  # fmt: skip
     """The batches of a model's matrices, those with most bytes first. timed: rows of an earlier run, to go on from."""
     alike: dict[tuple[Format, tuple[int, ...]], list[Packed]] = {}

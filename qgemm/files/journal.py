@@ -131,8 +131,8 @@ def finish_pending(folder: int, where: str) -> None:
             except OSError:
                 _undo(folder, journal, new, old)
         except (OSError, GGUFError) as error:
-            why = getattr(error, "strerror", None) or error
-            rule = f"{NAME} beside it describes a replacement that cannot be finished ({why})"
+            reason = getattr(error, "strerror", None) or error
+            rule = f"{NAME} beside it describes a replacement that cannot be finished ({reason})"
             raise GGUFError(f"{where}: {rule}: remove it once the files that it names are right") from error
         sync_folder(folder)
         _end(folder, fd)

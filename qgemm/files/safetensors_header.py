@@ -67,7 +67,7 @@ def parse_header(
             if empty > MAX_EMPTY:
                 raise refusal(f"header: lists more than {MAX_EMPTY} tensors without data, {shown(name)} is one")
     if walk.position != len(raw):
-        raise refusal(f"header: has {shown(raw[walk.position :])} behind its end")
+        raise refusal(f"header: has {shown(raw[walk.position :])} after its end")
     return tensors, metadata or {}
 
 

@@ -30,7 +30,7 @@ from .paths import RegularFile, shown_path
 
 FLOAT = struct.Struct("<f")
 FIXED = {1: 8, 5: 4}
-VARINT, BYTES, FOUR = 0, 2, 5
+VARINT, BYTES = 0, 2
 TYPES = range(1, 7)
 UNIGRAM, WORDS, CHARACTERS = 1, 3, 4
 

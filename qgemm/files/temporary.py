@@ -59,7 +59,7 @@ def _locked(folder: int, pattern: str, create: Callable[[str], int | None]) -> t
     raise OSError(errno.EAGAIN, "others take its unfinished files away")
 
 
-def remove_stale(folder: int, protected: Callable[[], Collection[str]] = tuple) -> None:
+def remove_stale(folder: int, protected: Callable[[], Collection[str]]) -> None:
     """Remove the temporary files and folders of killed writers, as far as the system permits.
 
     protected: called once a stale folder is locked, returns the names of those that are still needed.
@@ -133,8 +133,8 @@ def sync_replaced(folder: int, where: str) -> None:
     try:
         sync_folder(folder)
     except OSError as error:
-        why = error.strerror or error
-        failed = GGUFAccessError(f"{where}: was replaced, but its folder cannot be synced to the disk: {why}")
+        reason = error.strerror or error
+        failed = GGUFAccessError(f"{where}: was replaced, but its folder cannot be synced to the disk: {reason}")
         failed.errno = error.errno
         raise failed from error
 

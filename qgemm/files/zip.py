@@ -62,7 +62,7 @@ def members(file: RegularFile) -> list[Member]:
         listed.append(member)
         ranges.append((header, member.start + member.packed))
     if position != len(directory):
-        raise _refusal(file, f"the directory has {len(directory) - position} bytes behind its {count} entries")
+        raise _refusal(file, f"the directory has {len(directory) - position} bytes after its {count} entries")
     ranges = [*sorted(ranges), (start, start)]
     for (_, end), (begin, _) in pairwise(ranges):
         if end > begin:

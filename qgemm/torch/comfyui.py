@@ -39,8 +39,8 @@ def patch(ops: ModuleType | None = None) -> Patched:
     loaded = list(sys.modules.values()) if ops is None else [ops]
     modules: list[Any] = [module for module in loaded if getattr(module, "__dict__", {}).keys() >= NAMES]
     if not modules:
-        how = "import it before, or give its module: patch(ops)"
-        raise ImportError(f"qgemm.torch.comfyui needs ComfyUI-GGUF's module ops ({', '.join(sorted(NAMES))}); {how}")
+        hint = "import it before, or give its module: patch(ops)"
+        raise ImportError(f"qgemm.torch.comfyui needs ComfyUI-GGUF's module ops ({', '.join(sorted(NAMES))}); {hint}")
     patched = Patched()
     for module in modules:
         linear = module.GGMLOps.Linear

@@ -154,16 +154,7 @@ def experts(
     return moe(x, (gate, up), down, ids, weights, activation, biases=biases, dtype=x.dtype)  # type: ignore[arg-type]
 
 
-def _fake_experts(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    parts: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
-    formats: Sequence[str],
-    shape: Sequence[int],
-    activation: str,
-) -> torch.Tensor:
+def _fake_experts(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 

@@ -43,7 +43,7 @@ class ParallelExperts(QExperts):
         """This rank's experts of Tensors [E, F, K], [E, F, K], [E, K, F]: views of a mapped file.
 
         biases: of the whole layer, tensors [E, N] or None. group: as in `ColumnParallelLinear.from_tensor`. An error on
-        one rank is raised on all; UnsupportedError if there are fewer experts than ranks.
+        one rank is raised on all; ShapeError if there are fewer experts than ranks.
         """
         group = Group.wrap(group)
         with group.together() as facts:

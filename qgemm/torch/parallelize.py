@@ -134,7 +134,7 @@ def _plan_of(model: torch.nn.Module) -> dict[str, str]:
         if hasattr(module, "base_model_prefix"):
             inner = getattr(module.config, "base_model_tp_plan", None) if module.base_model is module else None
             for part in (inner, module._tp_plan):
-                plan.update({_wild(f"{name}.{key}" if name else key): how for key, how in (part or {}).items()})
+                plan.update({_wild(f"{name}.{key}" if name else key): kind for key, kind in (part or {}).items()})
     if not plan:
         raise UnsupportedError(f"{type(model).__name__} has no plan of its own; give plan=, from names to how to cut")
     experts = (name for name, module in model.named_modules() if isinstance(module, QExperts))
@@ -151,24 +151,24 @@ def _cuts(model: torch.nn.Module, plan: Mapping[str, str]) -> Iterator[Cut]:
     owners: dict[str, dict[str, str]] = {}
     matched = set()
     for name, module in model.named_modules():
-        how = plan.get(_wild(name), plan.get(name))
+        kind = plan.get(_wild(name), plan.get(name))
         matched |= {_wild(name), name}
-        if how is None or how in WHOLE or how in EXPERTS:
+        if kind is None or kind in WHOLE or kind in EXPERTS:
             continue
-        if how not in KINDS or not isinstance(module, (QLinear, torch.nn.Linear)):
+        if kind not in KINDS or not isinstance(module, (QLinear, torch.nn.Linear)):
             raise UnsupportedError(
-                f"{name!r} ({type(module).__name__}) cannot be cut {how!r}; known: {', '.join((*KINDS, *EXPERTS))}"
+                f"{name!r} ({type(module).__name__}) cannot be cut {kind!r}; known: {', '.join((*KINDS, *EXPERTS))}"
             )
-        owners.setdefault(name.rpartition(".")[0], {})[name] = how
+        owners.setdefault(name.rpartition(".")[0], {})[name] = kind
     missing = [key for key in plan if key not in matched and plan[key] in KINDS]
     if missing and not owners:
         raise UnsupportedError(f"the model has no layer {missing[0]!r} of the plan, and none of its others")
     for owner, names in owners.items():
-        alone = {name: how for name, how in names.items() if how in ALONE}
-        for name, how in alone.items():
+        alone = {name: kind for name, kind in names.items() if kind in ALONE}
+        for name, kind in alone.items():
             if isinstance(model.get_submodule(name), QLinear):  # a dense layer stays whole
-                yield Cut(name, ALONE[how], True, None)
-        paired = {name: how for name, how in names.items() if how not in ALONE}
+                yield Cut(name, ALONE[kind], True, None)
+        paired = {name: kind for name, kind in names.items() if kind not in ALONE}
         packed = [name for name in paired if isinstance(model.get_submodule(name), QLinear)]
         if packed:
             yield from _paired(model, owner, paired)
@@ -189,8 +189,8 @@ def _paired(model: torch.nn.Module, owner: str, names: Mapping[str, str]) -> Ite
             raise UnsupportedError(
                 f"{name!r} is dense, and those beside it are packed: they are cut alike or not at all"
             )
-    sizes = {name: _size(layers[name], how) for name, how in names.items()}
-    rows = [layers[name] for name, how in names.items() if how == ROW]
+    sizes = {name: _size(layers[name], kind) for name, kind in names.items()}
+    rows = [layers[name] for name, kind in names.items() if kind == ROW]
     if not rows or len(rows) == len(names):
         raise UnsupportedError(f"{owner!r}: of {', '.join(names)} some are cut {COLUMN} and some {ROW}, or none")
     head = getattr(model.get_submodule(owner), "head_dim", None)
@@ -198,18 +198,18 @@ def _paired(model: torch.nn.Module, owner: str, names: Mapping[str, str]) -> Ite
     block = lcm(*(layer.format.weights for layer in rows))
     if any(size % pieces for size in sizes.values()) if pieces else len(set(sizes.values())) > 1:
         raise UnsupportedError(f"{owner!r}: layers of sizes {sizes} are not cut alike")
-    for name, how in names.items():
+    for name, kind in names.items():
         if not pieces:
-            yield Cut(name, KINDS[how], False, lcm(ROWS, block))
+            yield Cut(name, KINDS[kind], False, lcm(ROWS, block))
             continue
         inner = max(sizes[other] for other in names if names[other] == ROW) // pieces
         heads_per_unit = block // gcd(block, inner)  # key heads per unit, so that its query heads are whole blocks
-        yield Cut(name, KINDS[how], False, heads_per_unit * sizes[name] // pieces)
+        yield Cut(name, KINDS[kind], False, heads_per_unit * sizes[name] // pieces)
 
 
-def _size(layer: QLinear, how: str) -> int:
+def _size(layer: QLinear, kind: str) -> int:
     """The layer's size along the cut axis."""
-    return int(layer.out_features if how == COLUMN else layer.in_features)
+    return int(layer.out_features if kind == COLUMN else layer.in_features)
 
 
 # ---------------------------------------------------------------- layers

@@ -168,7 +168,7 @@ def _check_names(model: torch.nn.Module, candidates: dict[str, Any], names: Mapp
 
 
 def _check(plan: Plan) -> None:
-    """UnsupportedError unless a tensor can replace a layer's weight."""
+    """UnsupportedError or ShapeError unless a tensor can replace a layer's weight."""
     name, module, tensor, bias = plan
     label = f"layer {name!r} ({tuple(module.weight.shape)}): {tensor!r}"
     if isinstance(tensor, View) and isinstance(module, torch.nn.Embedding):

@@ -353,8 +353,8 @@ def weight_of(packed: Packed, ndim: int = 2) -> torch.nn.Parameter:
     """The bytes of a Tensor, DeviceTensor or DeviceExperts, over its memory, as a parameter without a gradient."""
     if not isinstance(packed, Packed):
         planes = type(packed).__module__.startswith("qgemm.") and hasattr(packed, "to_device")
-        how = "call its to_device()" if planes else "qgemm.open and qgemm.quantize give such"
-        raise TypeError(f"a layer is made of a Tensor or DeviceTensor, got {described(packed)}; {how}")
+        hint = "call its to_device()" if planes else "qgemm.open and qgemm.quantize give such"
+        raise TypeError(f"a layer is made of a Tensor or DeviceTensor, got {described(packed)}; {hint}")
     if packed.ndim != ndim:
         expected = "a matrix (N, K)" if ndim == 2 else "experts (E, N, K)"
         raise UnsupportedError(

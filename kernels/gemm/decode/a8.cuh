@@ -138,7 +138,7 @@ __device__ inline void quantize(Activations* to, const In* x, i64 k, int m, int 
 }
 
 struct MainloopA8 {
-    // See MainloopA16.
+    // The work of a CTA, with the arguments of MainloopA16::run.
     template <class Config, class Coord, class Store>
     static __device__ __forceinline__ void run(const Coord& coord, const typename Config::In* x, int m,
                                                unsigned char* memory,

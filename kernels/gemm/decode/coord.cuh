@@ -11,7 +11,7 @@ template <class Config>
 struct WarpCoord {
     using Tile = typename Config::Tile;
     static constexpr int SPLIT_K = Config::SPLIT_K, CLUSTER_SPLIT_K = Config::CLUSTER_SPLIT_K;
-    static constexpr bool X_FIRST = false;  // see main_loop
+    static constexpr bool X_FIRST = false;  // copies of x are not issued ahead of W (main_loop)
 
     const Products& products;
     int index;           // number of the product

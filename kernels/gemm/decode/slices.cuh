@@ -13,7 +13,7 @@
 namespace qgemm {
 
 struct MainloopSlices {
-    // See MainloopA16.
+    // The work of a CTA, with the arguments of MainloopA16::run.
     template <class Config, class Coord, class Store>
     static __device__ __forceinline__ void run(const Coord& coord, const typename Config::In* x, int m,
                                                unsigned char* memory,

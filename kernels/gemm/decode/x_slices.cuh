@@ -42,7 +42,7 @@ struct XSlices {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            // The same number in digits from -128 to 127: + 128 carries into the next byte, ^ 128 removes the offset.
+            // The number in digits from -128 to 127: + 128 carries into the next byte, ^ 128 removes the offset.
             slices[i] = (u32(__float2int_rn(values[i] * factor)) + 0x00808080) ^ 0x00808080;
             sum += values[i];
         }

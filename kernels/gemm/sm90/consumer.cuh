@@ -101,7 +101,7 @@ __device__ __forceinline__ void run_prefill(u32 address, const Problem<Config>& 
         prepare_x(x, smem, warp);
         const int wg_k = Config::WG_SPLIT_K > 1 ? warpgroup / Config::ROW_BLOCKS : 0,
                   row_block = Config::ROW_BLOCKS > 1 ? warpgroup % Config::ROW_BLOCKS : 0;
-        const int lane = opaque(threadIdx.x % 32);  // otherwise ptxas recomputes it at every use
+        const int lane = opaque(threadIdx.x % 32);  // opaque: ptxas would recompute it at every use
         const Warpgroup<Config> wg = {smem,     problem, wg_k, row_block, int(threadIdx.x % WARPGROUP_THREADS),
                                       warp % 4, lane};
         const Consumer<Config, Store> consumer = {

@@ -69,7 +69,7 @@ struct ClusterReduction {
     using Acc = typename Config::Acc;
     static constexpr int EPI_QUADS = Config::EPI_QUADS, HALF_QUADS = (Config::EPI_TILES + 1) / 2 * EPI_QUADS;
     const Warpgroup<Config>& wg;
-    u32 epi_tiles;  // that this CTA reduces
+    u32 epi_tiles;  // number of epilogue tiles that this CTA reduces
 
     __device__ u32 received() const { return shared_address(&wg.smem.received[wg.row_block][wg.wg_k]); }
     // Tells the peer that this warpgroup has read all stages, and the mbarrier how many bytes it will receive.

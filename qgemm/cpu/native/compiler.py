@@ -73,27 +73,27 @@ def zig() -> Compiler | None:
     return named(str(Path(spec.origin).with_name("zig")), "cc")
 
 
-def compiled(by: Compiler, file: Path, words: Sequence[str]) -> bytes:
+def compiled(cc: Compiler, file: Path, words: Sequence[str]) -> bytes:
     """A shared library of one C file, whose includes lie beside it, with FLAGS and further words of the command.
 
     CompileError has the compiler's message; it is CompilerStopped where another run may succeed.
     """
     with tempfile.TemporaryDirectory(prefix="qgemm-") as folder:
         library = Path(folder, "library.so")
-        command = [*by.command, *FLAGS, *words, "-o", str(library), str(file)]
+        command = [*cc.command, *FLAGS, *words, "-o", str(library), str(file)]
         try:
             result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise CompilerStopped(f"{by.command[0]} was stopped after {TIMEOUT} s") from None
+            raise CompilerStopped(f"{cc.command[0]} was stopped after {TIMEOUT} s") from None
         except OSError as error:
             kind = CompilerStopped if error.errno in SHORTAGES else CompileError
-            raise kind(f"{by.command[0]}: {error}") from None
+            raise kind(f"{cc.command[0]}: {error}") from None
         if result.returncode or not library.is_file():
             message = (result.stderr or result.stdout).strip().splitlines()[:12]
             # A compiler driver fails with "Killed" when its child gets SIGKILL, as from a system short of memory.
             killed = result.returncode < 0 or "Killed" in "\n".join(message)
             kind = CompilerStopped if killed else CompileError
-            raise kind("\n".join([f"{by.command[0]} failed ({result.returncode}):", *message]))
+            raise kind("\n".join([f"{cc.command[0]} failed ({result.returncode}):", *message]))
         return library.read_bytes()
 
 

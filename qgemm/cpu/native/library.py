@@ -65,10 +65,10 @@ def lacking() -> str:
 
 def origin() -> str:
     """Where the libraries come from, for a person."""
-    by, target = compiler(), prebuilt.target()
-    if target is not None and not _own(by):
+    cc, target = compiler(), prebuilt.target()
+    if target is not None and not _own(cc):
         return f"compiled code built for {target.name}"
-    return "compiled code" if by is None else f"code compiled by {os.path.basename(by.command[0])} for this CPU"
+    return "compiled code" if cc is None else f"code compiled by {os.path.basename(cc.command[0])} for this CPU"
 
 
 def library(source: Source) -> ctypes.CDLL | None:
@@ -84,14 +84,14 @@ def library(source: Source) -> ctypes.CDLL | None:
 
 def start(source: Source) -> None:
     """Begin to compile a library in another thread, once in a process; `library` waits for it, and has its errors."""
-    by = compiler()
-    if by is None or source in _started or source in _loaded.values or _stopped or reason() or not _own(by):
+    cc = compiler()
+    if cc is None or source in _started or source in _loaded.values or _stopped or reason() or not _own(cc):
         return
     future: Future[tuple[bytes, int]] = Future()
 
     def work() -> None:
         try:
-            future.set_result((built(by, source, NATIVE, cpu()), _count()))
+            future.set_result((built(cc, source, NATIVE, cpu()), _count()))
         except BaseException as error:
             if isinstance(error, CompilerStopped):  # counts at once, also where nobody waits for this library
                 _stopped.append(error)
@@ -106,10 +106,10 @@ def start(source: Source) -> None:
 
 def at_hand(source: Source) -> bool:
     """Whether `library` needs no compiler: the library is loaded, in the package or in the cache, or there is none."""
-    by = compiler()
-    if source in _loaded.values or by is None or not _own(by):
+    cc = compiler()
+    if source in _loaded.values or cc is None or not _own(cc):
         return True
-    return load(_entry(by, source, NATIVE, cpu()), CODE) is not None
+    return load(_entry(cc, source, NATIVE, cpu()), CODE) is not None
 
 
 class Loader:
@@ -136,15 +136,15 @@ class _NotYet(Exception):
     """There is no library now; functools.cache keeps no exception."""
 
 
-def built(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str = "") -> bytes:
+def built(cc: Compiler, source: Source, march: Sequence[str], cpu_facts: str = "") -> bytes:
     """A library for the CPUs of the words `march`, or for one CPU: from the cache, or compiled, and stored there."""
-    entry = _entry(by, source, march, cpu_facts)
-    return load_or_make(entry, lambda: stamp(_compile(by, source, march), entry), lambda code: stamped(code, entry))
+    entry = _entry(cc, source, march, cpu_facts)
+    return load_or_make(entry, lambda: stamp(_compile(cc, source, march), entry), lambda code: stamped(code, entry))
 
 
-def _entry(by: Compiler, source: Source, march: Sequence[str], cpu_facts: str) -> str:
+def _entry(cc: Compiler, source: Source, march: Sequence[str], cpu_facts: str) -> str:
     """The name of a library in the cache, by all that the compiler reads: sources, macros and flags for a CPU."""
-    facts = (*source, digest(), FLAGS, *march, by.identity, by.command[1:], cpu_facts)
+    facts = (*source, digest(), FLAGS, *march, cc.identity, cc.command[1:], cpu_facts)
     return f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.so"
 
 
@@ -159,9 +159,9 @@ def _count() -> int:
     return getattr(_compiled, "count", 0)
 
 
-def _compile(by: Compiler, source: Source, march: Sequence[str]) -> bytes:
+def _compile(cc: Compiler, source: Source, march: Sequence[str]) -> bytes:
     _compiled.count = _count() + 1
-    start, code = perf_counter(), compiled(by, source.file, [*march, *source.words])
+    start, code = perf_counter(), compiled(cc, source.file, [*march, *source.words])
     logger.info("%s: compiled in %.2f s", _title(source), perf_counter() - start)
     return code
 
@@ -172,23 +172,23 @@ def _title(source: Source) -> str:
     return " ".join([f"{source.name}.c", *formats])
 
 
-def _own(by: Compiler | None) -> bool:
+def _own(cc: Compiler | None) -> bool:
     """Whether libraries are compiled here: without prebuilt ones, or where those leave instructions unused."""
-    return by is not None and (prebuilt.outdone() or not prebuilt.has(POOL))
+    return cc is not None and (prebuilt.outdone() or not prebuilt.has(POOL))
 
 
 def _library(source: Source) -> ctypes.CDLL | None:
-    by = compiler()
-    code = None if _own(by) else prebuilt.code(source)
+    cc = compiler()
+    code = None if _own(cc) else prebuilt.code(source)
     logger.info("%s: from %s", _title(source), "the cache or the compiler" if code is None else "the package")
     if code is not None:
         with suppress(OSError):  # built for another C library: compile here, where possible
             return load_library(code)
     try:
-        if by is None:
+        if cc is None:
             raise CompileError(f"no prebuilt library of {source.name}.c, and no C compiler")
         pending, _started[source] = _started.get(source), None
-        code, compilations = (built(by, source, NATIVE, cpu()), 0) if pending is None else pending.result()
+        code, compilations = (built(cc, source, NATIVE, cpu()), 0) if pending is None else pending.result()
         _compiled.count = _count() + compilations
         return load_library(code)
     except (QgemmError, OSError) as error:
@@ -201,7 +201,7 @@ def _library(source: Source) -> ctypes.CDLL | None:
                     warnings.warn(text, RuntimeWarning, stacklevel=4)  # shown once, whichever library it is
                     raise
             if not _failed:
-                problem = "there is" if by is None else "the C compiler failed:"
+                problem = "there is" if cc is None else "the C compiler failed:"
                 _failed.append(f"{problem} {str(error).splitlines()[0]}")
                 warnings.warn(f"products on the CPU stay slow, by NumPy: {error}", RuntimeWarning, stacklevel=5)
         return None

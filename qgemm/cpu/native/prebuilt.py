@@ -121,10 +121,10 @@ def code(source: Source) -> bytes | None:
         library = unsealed(path.read_bytes())
         if stamped(library, name):
             return library
-        why: Exception | str = "it was made of other sources"
+        reason: Exception | str = "it was made of other sources"
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        why = error
-    warnings.warn(f"{path} is passed over: {why}; install the package anew", RuntimeWarning, stacklevel=2)
+        reason = error
+    warnings.warn(f"{path} is passed over: {reason}; install the package anew", RuntimeWarning, stacklevel=2)
     return None

@@ -144,8 +144,8 @@ def _gate_and_up(layer: Layer, biases: Sequence[Array]) -> list[Product]:
     if len(layer.gate_up) == 2:
         return [Product(w, f, bias=bias) for w, bias in zip(layer.gate_up, biases[:2], strict=True)]
     if f % tiles.ROWS and both.format.tiled:
-        why = f"F is a multiple of {tiles.ROWS} where gate and up are one tensor"
-        raise UnsupportedError(f"{why}, got {f} of {both!r}; give them as two")
+        reason = f"F is a multiple of {tiles.ROWS} where gate and up are one tensor"
+        raise UnsupportedError(f"{reason}, got {f} of {both!r}; give them as two")
     return [Product(both, f, bias=biases[0], row=row) for row in (0, f)]
 
 

@@ -74,7 +74,7 @@ class Sorted:
         (self.counts, self.token_tiles, self.row_of_slots, *pointers) = map(base.plus, starts)
         self.rows = [Array(None, pointer, row.dtype) for pointer, row in zip(pointers, rows, strict=True)]
 
-    def sort(self, ids: Array, x: Array, form: Rows, to: Array, slots_of_x: int) -> None:
+    def sort(self, ids: Array, x: Array, form: Rows, sorted_rows: Array, slots_of_x: int) -> None:
         """ids of the chunk -> token tiles, the order of the slots, and in it rows of x [T, K] or [T, top_k, K].
 
         form: of the sorted rows.
@@ -89,7 +89,7 @@ class Sorted:
             device, gpu(device).sms, ids.dtype, chunk.slots, self.experts, self.tile, row_bytes, slots_of_x
         )  # fmt: skip
         slots = ids.element(chunk.first * top_k)
-        enter(self.call, sort, slots, self.counts, self.token_tiles, self.row_of_slots, rows, to.pointer)
+        enter(self.call, sort, slots, self.counts, self.token_tiles, self.row_of_slots, rows, sorted_rows.pointer)
 
     def multiply(self, x: Array, form: Rows, products: Sequence[Product], second: bool = False) -> None:
         """Sorted rows of x by the experts of a product, or of a gate and of the product that it gates.
@@ -117,9 +117,9 @@ class Sorted:
         combine = combine_launch(
             self.call.device, products.dtype, y.dtype, tokens, n, terms, ids.dtype, weights.dtype, bias.dtype
         )  # fmt: skip
-        slot, to = chunk.first * top_k, y.element(chunk.first * (tokens // chunk.tokens) * n)
+        slot, target = chunk.first * top_k, y.element(chunk.first * (tokens // chunk.tokens) * n)
         inputs = products.pointer, self.row_of_slots, ids.element(slot), weights.element(slot), bias.pointer
-        enter(self.call, combine, *inputs, to)
+        enter(self.call, combine, *inputs, target)
 
 
 def matmul(call: Call, x: Array, ids: Array, product: Product, tile: int) -> None:

@@ -108,9 +108,9 @@ class Form(NamedTuple):
 
 def problem(w: DeviceTensor | DeviceExperts, source: Source, activation: str = "a16") -> Problem:
     """A product x @ w.T of the call's x, whose outputs are not known yet."""
-    on, x, (n, k) = gpu(w.device), C_TYPES[source.dtype], w.shape[-2:]
-    p = Problem(w.format, activation, source.m, n, k, on.sm, x, (), w.exponent, on.device, on.sms)
-    return p._replace(times=times_of(on.device))
+    facts, x, (n, k) = gpu(w.device), C_TYPES[source.dtype], w.shape[-2:]
+    p = Problem(w.format, activation, source.m, n, k, facts.sm, x, (), w.exponent, facts.device, facts.sms)
+    return p._replace(times=times_of(facts.device))
 
 
 def served(w: DeviceTensor | DeviceExperts, source: Source, activation: str) -> Served:

@@ -148,10 +148,10 @@ def _launch_gated(
         call.library.assign(view(y), view(stored))
 
 
-def _stores(call: Call, p: Product, by: Served) -> bool:
+def _stores(call: Call, p: Product, served: Served) -> bool:
     """Whether the kernel that serves a product can store into y as it is, the epilogue added."""
-    stores = by.kernel.stores(by.problem.x, p.y.dtype)
-    return contiguous(call, p.y) and stores and (by.kernel.adds or not (p.bias.dtype or p.residual.dtype))
+    stores = served.kernel.stores(served.problem.x, p.y.dtype)
+    return contiguous(call, p.y) and stores and (served.kernel.adds or not (p.bias.dtype or p.residual.dtype))
 
 
 def _store(call: Call, p: Product, sums: Any) -> None:

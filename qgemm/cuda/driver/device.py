@@ -36,8 +36,8 @@ def status() -> Status:
     try:
         count, gpu = library.devices(), devices.facts(devices.current_device())
     except Exception as error:  # libraries raise their own and the driver's errors
-        why = NO_DRIVER if newest is None else f"{error} (the driver runs CUDA {newest[0]}.{newest[1]})"
-        return Status(False, f"no usable NVIDIA GPU: {why}", {})
+        reason = NO_DRIVER if newest is None else f"{error} (the driver runs CUDA {newest[0]}.{newest[1]})"
+        return Status(False, f"no usable NVIDIA GPU: {reason}", {})
     assert newest is not None
     facts: dict[str, Any] = {
         "device": gpu.name,

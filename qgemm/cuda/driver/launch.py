@@ -142,9 +142,9 @@ def _entering(
 
     def enter(stream: int, *pointers: int) -> None:
         try:
-            memory, arguments = mine = take()
+            memory, arguments = pair = take()
         except IndexError:
-            memory, arguments = mine = buffer()
+            memory, arguments = pair = buffer()
         fill(*((memory, STREAM, stream, attributes, count) + pointers))  # noqa: RUF005  faster than to unpack them
         status = launch(*arguments)
         if status:
@@ -152,7 +152,7 @@ def _entering(
                 make_current(device)
                 status = launch(*arguments)
             check(status, "the launch failed")
-        put(mine)
+        put(pair)
 
     return enter
 
@@ -214,8 +214,8 @@ def by_tensor_map(
         space = partials_of.get(stream)
         if space is None:
             space = partials_of[stream] = partials(stream)
-        mine = launches.pop(x, None) or encoded(x)
-        mine[1](stream, space, w, *others)
-        launches[x] = mine
+        entry = launches.pop(x, None) or encoded(x)
+        entry[1](stream, space, w, *others)
+        launches[x] = entry
 
     return enter

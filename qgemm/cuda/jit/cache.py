@@ -20,7 +20,7 @@ def cached(source: str, arch: str, headers: Mapping[str, str] | None = None) -> 
     return fetched(source, arch, headers)[0]
 
 
-def fetched(source: str, arch: str, headers: Mapping[str, str] | None = None) -> tuple[Compiled, bool]:
+def fetched(source: str, arch: str, headers: Mapping[str, str] | None) -> tuple[Compiled, bool]:
     """A unit compiled for an arch, and whether this call compiled it rather than the cache had it."""
     compiled: list[Compiled] = []
 
@@ -32,7 +32,7 @@ def fetched(source: str, arch: str, headers: Mapping[str, str] | None = None) ->
     return (compiled[0], True) if compiled else (unpacked(entry), False)
 
 
-def cached_cubin(source: str, arch: str, headers: Mapping[str, str] | None = None) -> bytes:
+def cached_cubin(source: str, arch: str, headers: Mapping[str, str] | None) -> bytes:
     """The machine code alone, as a GPU loads it."""
     return cached(source, arch, headers).cubin
 

@@ -280,8 +280,8 @@ class _Walk:
             foreign = FOREIGN_TYPES.get(kind)
             fmt = GGML_TYPES.get(kind) if foreign is None else foreign.format
             if fmt is None:
-                why = f"was {REMOVED[kind]}, which ggml removed" if kind in REMOVED else "is unknown"
-                raise self.refusal(f"type {kind} {why}")
+                reason = f"was {REMOVED[kind]}, which ggml removed" if kind in REMOVED else "is unknown"
+                raise self.refusal(f"type {kind} {reason}")
             rule = broken_shape_rule(fmt, ne[::-1])
             if rule := rule or ("" if foreign is None else foreign.broken_shape_rule(ne[::-1])):
                 raise self.refusal(rule)
@@ -311,13 +311,13 @@ class _Walk:
             self.place = "tensor", name
             if rival := entry.rival(after - entry.offset, alignment):
                 own = f"{entry.format} of llama.cpp" if entry.foreign is None else str(entry.foreign)
-                why = f"its size is that of {rival}, not of {own}; both use the number {entry.kind}"
-                raise self.refusal(why)
+                reason = f"its size is that of {rival}, not of {own}; both use the number {entry.kind}"
+                raise self.refusal(reason)
             if entry.offset < end:
                 raise self.refusal(f"offset {entry.offset} lies inside tensor {shown(before)}")
             if entry.offset - end >= suspicious:
-                why = f"lies {entry.offset - end} bytes behind tensor {shown(before)}, whose blocks are of another size"
-                raise self.refusal(f"offset {entry.offset} {why}: {tensors[before].format} of another program")
+                gap = f"lies {entry.offset - end} bytes after tensor {shown(before)}, whose blocks are of another size"
+                raise self.refusal(f"offset {entry.offset} {gap}: {tensors[before].format} of another program")
             before, end = name, entry.offset + entry.nbytes
             suspicious = max(PAGE, entry.nbytes // entry.format.block_bytes) if entry.format.weights > 1 else inf
             if data + end > self.size:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
+from typing import NoReturn
 
-from qgemm.errors import GGUFError, GGUFNotFoundError, NameNotFoundError
+from qgemm.errors import GGUFError, GGUFNotFoundError, NameNotFoundError, not_pickled
 from qgemm.files.journal import check_finished
 from qgemm.files.paths import PathLike, path_string, shown, shown_path
 from qgemm.files.shards import ShardName, shard_name
@@ -44,6 +45,10 @@ class Metadata(Mapping[str, Value]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._places  # Mapping's default would decode the value
+
+    def __reduce__(self) -> tuple[type[dict[str, Value]], tuple[dict[str, Value]]]:
+        """Pickled and copied as a dict of all values, which needs no file."""
+        return dict, (dict(self),)
 
     def __repr__(self) -> str:
         return f"<Metadata: {len(self)} keys>"
@@ -122,6 +127,10 @@ class GGUFFile(Mapping[str, Tensor]):
     def place(self, name: str) -> tuple[str, int]:
         """The path of the file that holds a tensor, and the offset of its blocks, or of its first part, there."""
         return self._places[name]
+
+    def __reduce__(self) -> NoReturn:
+        """TypeError: tensors are pickled, as a path and an offset, open files are not."""
+        raise not_pickled(self)
 
     def close(self) -> None:
         """Close the files. Views of blocks stay valid."""
