@@ -74,9 +74,10 @@ def memory(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         if row["variant"] == "load" and row["road"] == PACKED:
             peak = f", {row['peak_bytes'] / 1e9:.2f} GB at the peak" if "peak_bytes" in row else ""
+            first = f" ({row['first_s']:.1f} s the first time, which compiles kernels)" if "first_s" in row else ""
             yield (
                 f"- {row['model']} {row['types']}, {row['layers']} layers: a file of {row['file_bytes'] / 1e9:.2f} GB "
-                f"loads in {row['load_s']:.1f} s, {row['weights_bytes'] / 1e9:.2f} GB on the GPU{peak}."
+                f"loads in {row['load_s']:.1f} s{first}, {row['weights_bytes'] / 1e9:.2f} GB on the GPU{peak}."
             )
 
 

@@ -207,9 +207,12 @@ def _is_read(model: torch.nn.Module, name: str) -> bool:
 
 @cache
 def _source(kind: type) -> str:
-    """The source text of a class; none if it is unavailable or torch's own."""
+    """The source text of a class; none if it is unavailable or a class of no model, whose long modules take time."""
+    library, _, rest = kind.__module__.partition(".")
+    if library == "torch" or (library == "transformers" and not rest.startswith("models.")):
+        return ""
     try:
-        return "" if kind.__module__.startswith("torch.") else inspect.getsource(kind)
+        return inspect.getsource(kind)
     except (OSError, TypeError):
         return ""
 
