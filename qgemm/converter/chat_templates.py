@@ -24,7 +24,7 @@ def chat_templates(folder: str) -> dict[str, str]:
     """Name -> template, {} where the folder has none. Characters of a name that no key has become "_"."""
     for name in (CONFIG, TEMPLATE, TEMPLATE_JSON):
         path = os.path.join(folder, name)
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             continue
         if name == TEMPLATE:
             return _named(shown_path(path), {DEFAULT: text_file(path), **_more(os.path.join(folder, MORE))})

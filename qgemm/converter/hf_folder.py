@@ -51,7 +51,7 @@ WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are s
 def model_config(folder: str) -> tuple[Config, Architecture] | None:
     """The checked config of a folder and the record of its architecture; None if it names no architecture."""
     config_path = os.path.join(folder, MODEL)
-    if not os.path.exists(config_path):
+    if not os.path.lexists(config_path):
         return None
     values = json_object(config_path)
     return config_of(shown_path(config_path), values) if values.get("architectures") else None
