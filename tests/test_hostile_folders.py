@@ -144,6 +144,18 @@ def test_other_files_of_any_name(name, raw, kind, tmp_path):
         qgemm.load(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_long_file_of_a_tokenizer(name, tmp_path):
+    """By the bytes of all weights beside it."""
+    path = model(tmp_path / "m")
+    text = (path / name).read_text()
+    (path / name).write_text(text[:-1] + " " * (2 << 20) + text[-1])
+    refused(path, rf"{re.escape(name)}: has [0-9]+ bytes, the weights beside it cannot need more than")
+    (path / "adapter.safetensors").touch()
+    os.truncate(path / "adapter.safetensors", 4 << 20)
+    assert metadata(path)["tokenizer.ggml.model"] == "gpt2"
+
+
 @pytest.mark.parametrize("target", ["blobs/gone", "itself"])
 @pytest.mark.parametrize(
     "name",

@@ -120,7 +120,7 @@ def _of_sentencepiece(path: str) -> Vocabulary:
 def _setting(folder: str, key: str) -> Any:
     """A value of tokenizer_config.json, None where absent."""
     config = os.path.join(folder, CONFIG)
-    return json_object(config).get(key) if os.path.lexists(config) else None
+    return tokenizer_object(config).get(key) if os.path.lexists(config) else None
 
 
 def _pre_tokenizer(folder: str, where: str, document: Mapping[str, Any]) -> str:
