@@ -271,12 +271,13 @@ BIASES = {
         (True, list(BIASES)[:4], 1, r"blk\.1\.attn_k\.bias.* is missing, and attention_bias of the config is true"),
         (True, (), 1, r"blk\.0\.attn_q\.bias.* is missing"),
         (False, BIASES, 1, r"blk\.0\.attn_q\.bias.* is there, and attention_bias of the config is false"),
+        (False, BIASES, [0] * 31 + [1], r"blk\.0\.attn_q\.bias.* is there"),
         (False, BIASES, 0, ""),  # as AutoGPTQ writes them
         (None, BIASES, 1, ""),
     ],
 )
 def test_biases_are_those_that_the_config_states(stated, names, value, message, tmp_path):
-    biases = {name: np.full(BIASES[name], value, np.float16) for name in names}
+    biases = {name: np.resize(np.float16(value), BIASES[name]) for name in names}
     tensors = {**tensors_of("LlamaForCausalLM"), **biases}
     path = folder(tmp_path / "m", "LlamaForCausalLM", tensors, attention_bias=stated)
     with pytest.raises(CheckpointError, match=message) if message else nullcontext():
