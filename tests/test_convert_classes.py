@@ -167,6 +167,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
         ("PhimoeForCausalLM", {"attention_bias": None}, r"attn_q\.bias': is there, and attention_bias"),
         ("PhimoeForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise: '0.1' is not 0.01"),
         ("DeepseekV3ForCausalLM", {"topk_group": 0}, "topk_group: '0' leaves no group"),
+        ("DeepseekV3ForCausalLM", {"head_dim": 2}, "head_dim: '2' is not qk_rope_head_dim"),
         ("DeepseekV2ForCausalLM", {"head_dim": 2}, "head_dim: '2' is not qk_rope_head_dim"),
         ("DeepseekV2ForCausalLM", {"topk_method": "group_limited_greedy"}, "topk_method"),
         ("DeepseekV3ForCausalLM", {"rope_interleave": False}, "rope_interleave"),

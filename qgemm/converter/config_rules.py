@@ -277,7 +277,9 @@ DEEPSEEK2: Rules = {
     "num_key_value_heads": same_as("num_attention_heads", None),
 }  # fmt: skip
 DEEPSEEK3: Rules = {
-    **DEEPSEEK, "rope_interleave": only(True), "head_dim": decided_elsewhere(64), "n_group": decided_elsewhere(8),
+    **DEEPSEEK, "rope_interleave": only(True), "n_group": decided_elsewhere(8), "head_dim": Rule(
+        64, lambda value, config: value in (64, config.value("qk_rope_head_dim")), "is not qk_rope_head_dim"
+    ),
     "topk_group": Rule(4, lambda value, config: value != 0, "leaves no group of experts"),
     "num_key_value_heads": same_as("num_attention_heads", 128),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFType, GGUFValueType, GGUFWriter, get_tensor_name_map
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFType, GGUFValueType, GGUFWriter, Keys, get_tensor_name_map
 
 from qgemm.errors import CheckpointError
 from qgemm.files.documents import json_object
@@ -98,7 +98,10 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool) -> Source:
     model.write_numbers(writer)
     tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture)
     notes = [*left_out_notes(model.left_out), *_rotary_notes(config, architecture)]
-    return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
+    metadata = metadata_of(writer)
+    if metadata[Keys.Tokenizer.MODEL] == "none":
+        notes.append("the folder has no tokenizer.json and no tokenizer.model, so that the file has no vocabulary")
+    return replace(source, weights=weights, metadata=metadata, notes=[*source.notes, *notes])
 
 
 def _rotary_notes(config: Config, architecture: Architecture) -> list[str]:
