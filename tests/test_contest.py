@@ -162,7 +162,7 @@ def test_the_commit_of_a_build(tmp_path):
 @pytest.mark.parametrize("words", ["--ggml x --m 1", "--ggml x --activations a8", "--ggml x --formats f16"])
 def test_unknown_comparisons_are_refused(words, capsys):
     refused_benchmarks(capsys, "--cpu", *words.split())
-    assert "--ggml-avx2 needs --ggml" in refused_benchmarks(capsys, "--cpu", "--ggml-avx2", "x")
+    assert "--avx2 needs --ggml" in refused_benchmarks(capsys, "--cpu", "--avx2")
     assert "--ik needs --ggml" in refused_benchmarks(capsys, "--cpu", "--ik", "x")
     assert "holds no libggml-base.so" in refused_benchmarks(
         capsys, "--cpu", "--ggml", "/dev", "--shapes", "64x256", status=1
@@ -170,9 +170,9 @@ def test_unknown_comparisons_are_refused(words, capsys):
 
 
 def test_folders_are_options():
-    args = command.parser().parse_args(["--cpu", "--ggml", "a", "b", "--ggml-avx2", "c", "--ik", "d"])
-    assert (args.ggml, args.ggml_avx2, args.ik) == ([Path("a"), Path("b")], Path("c"), Path("d"))
-    assert command.GGML_OPTIONS == ("ggml", "ik", "ggml_avx2")
+    args = command.parser().parse_args(["--cpu", "--ggml", "a", "b", "--avx2", "--ik", "d"])
+    assert (args.ggml, args.avx2, args.ik) == ([Path("a"), Path("b")], True, Path("d"))
+    assert command.GGML_OPTIONS == ("ggml", "ik", "avx2")
 
 
 @pytest.mark.parametrize("kind", [Ggml, IkLlama])
