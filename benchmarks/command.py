@@ -41,7 +41,7 @@ MODES = ("gpu", "all", "cpu", "convert", "encode", "moe", "shard")  # exclusive:
 SHARED_OPTIONS = ("formats", "activations", "shapes", "m", "repeats")  # valid with --gpu and --cpu
 GPU_OPTIONS = ("x", "dequantize", "sweep", "sustained", "mma", "step", "merge")
 KEPT = {"moe": ("x", "merge"), "all": ("x", "merge")}  # GPU_OPTIONS that other modes have, by mode
-GGML_OPTIONS = ("ggml", "ik", "ggml_avx2")
+GGML_OPTIONS = ("ggml", "ik", "avx2")
 
 
 DESCRIPTION = """\
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ggml = parser.add_argument_group("with --cpu and --encode")
     ggml.add_argument("--ggml", metavar="PATH", type=Path, nargs="+", help="folders with builds of ggml's CPU library")
     ggml.add_argument("--ik", metavar="PATH", type=Path, help="a folder with a build of ik_llama.cpp's ggml library")
-    ggml.add_argument("--ggml-avx2", metavar="PATH", type=Path, help="also without AVX-512, beside this build")
+    ggml.add_argument("--avx2", action="store_true", help="AVX2 alone, for which those libraries are built as well")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, "a GPU", GGML_OPTIONS)
         return run_gpu(args)
     refuse(args, "the CPU", GPU_OPTIONS)
-    if args.ggml or args.ik or args.ggml_avx2:
+    if args.ggml or args.ik or args.avx2:
         return run_beside_ggml(args)
     options = cpu.Options(**{name: value for name in SHARED_OPTIONS if (value := getattr(args, name)) is not None})
     size = f"{options.shapes[0][0]} x {options.shapes[0][1]}" if len(options.shapes) == 1 else "several shapes"
@@ -181,7 +181,7 @@ def report(path: Path) -> int:
 
 def run_encoders_beside_ggml(args: argparse.Namespace) -> int:
     """The rows of benchmarks.encoders."""
-    refuse(args, "encoders", ("activations", "m", "shapes", "ik", "ggml_avx2", *GPU_OPTIONS))
+    refuse(args, "encoders", ("activations", "m", "shapes", "ik", "avx2", *GPU_OPTIONS))
     names = [fmt.name for fmt in args.formats] if args.formats else encoders.NAMES
     if unknown := [name for name in names if name not in encoders.NAMES]:
         raise UsageError(f"ggml encodes {', '.join(encoders.NAMES)}, not {', '.join(unknown)}")
@@ -210,12 +210,12 @@ def run_cpu(args: argparse.Namespace, rows: Sequence[cpu.Row], size: str) -> int
 def run_beside_ggml(args: argparse.Namespace) -> int:
     """The rows of benchmarks.contest."""
     if not args.ggml:
-        raise UsageError(f"--{'ik' if args.ik else 'ggml-avx2'} needs --ggml")
+        raise UsageError(f"--{'ik' if args.ik else 'avx2'} needs --ggml")
     refuse(args, "--ggml", ("activations", "m"))
     names = [fmt.name for fmt in args.formats] if args.formats else contest.NAMES
     if unknown := [name for name in names if name not in contest.NAMES]:
         raise UsageError(f"--ggml compares {', '.join(contest.NAMES)}, not {', '.join(unknown)}")
-    options = contest.Options(args.ggml, args.ik, args.ggml_avx2, names, args.shapes or contest.SHAPES)
+    options = contest.Options(args.ggml, args.ik, args.avx2, names, args.shapes or contest.SHAPES)
     results = contest.run(options._replace(rounds=args.repeats) if args.repeats else options)
     return show_beside_ggml(
         args, contest, results, "cpu", lambda path: contest.file_text(contest.merged(path, results))

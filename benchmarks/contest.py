@@ -34,8 +34,8 @@ OTHERS = ("q2_k", "q3_k", "iq4_nl", "iq4_xs", "nvfp4", *GRIDS)  # measured for t
 NAMES = (*COMPARED, *OTHERS)
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336))  # (N, K)
 ROWS = ((1, "hot"), (1, "DRAM"), (16, "hot"), (512, "hot"))  # M, source of W
-AVX2 = (("q4_0", 1), ("q4_0", 128), ("q4_k", 1), ("q4_k", 128))  # formats and M of products without AVX-512
-AVX2_COMPILER = "cc -mno-avx512f -mno-avxvnni"
+# Variables by which this project and NumPy's OpenBLAS use AVX2 alone.
+AVX2 = {"CC": "cc -mno-avx512f -mno-avxvnni", "OPENBLAS_CORETYPE": "Haswell"}
 ROTATED = 128 << 20  # bytes of weights multiplied in turn for "DRAM": more than the caches hold
 MAX_COPIES = 15  # ik_llama.cpp has 64 contexts, and a copy needs two in each layout
 ROUNDS = 7
@@ -48,11 +48,11 @@ GGML, IK = (tuple(f"{library.name} {layout}" for layout in LAYOUTS) for library 
 
 
 class Options(NamedTuple):
-    """Folders with builds of ggml, of ik_llama.cpp, of ggml without AVX-512; formats, shapes, rounds of bursts."""
+    """Folders with builds of ggml, of ik_llama.cpp; AVX2 alone, for which these are built; formats, shapes, rounds."""
 
     ggml: Sequence[Path]
     ik: Path | None = None
-    avx2: Path | None = None
+    avx2: bool = False
     names: Sequence[str] = NAMES
     shapes: Sequence[tuple[int, int]] = SHAPES
     rounds: int = ROUNDS
@@ -66,11 +66,14 @@ class Case(NamedTuple):
     k: int
     m: int
     where: str = "hot"  # "hot" or DRAM
-    isa: str = "native"  # "native" or AVX2
+    isa: str = "native"  # "native" or, in older results, AVX2
 
     def blocks(self) -> Any:
-        """Random blocks [N, K / weights]."""
-        return random_blocks(FORMATS[self.format], self.n, self.k, np.random.default_rng(0))
+        """Random blocks [N, K / weights]; none of level -128, which no encoder writes and others multiply wrongly."""
+        blocks = random_blocks(FORMATS[self.format], self.n, self.k, np.random.default_rng(0))
+        if "qs" in (blocks.dtype.names or ()) and blocks.dtype["qs"].base.kind == "i":
+            blocks["qs"] = np.maximum(blocks["qs"], -127)
+        return blocks
 
     def x(self) -> Any:
         """Random activations [M, K]."""
@@ -185,7 +188,8 @@ def run(options: Options) -> dict[str, Any]:
     """All rows as a document; the fastest of several builds of ggml counts in each row."""
     threads = workers()
     version = Ggml(options.ggml[0], threads).version()
-    counts = {"QGEMM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    names = ("QGEMM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    counts = {**dict.fromkeys(names, str(threads)), **(AVX2 if options.avx2 else {})}
     pool = {f"ggml {i}": Worker(of_ggml, (path, threads), counts) for i, path in enumerate(options.ggml)}
     if options.ik is not None:
         pool["ik"] = Worker(of_ggml, (options.ik, threads, IkLlama), counts)
@@ -198,16 +202,11 @@ def run(options: Options) -> dict[str, Any]:
         for row in ROWS
     ]
     rows_measured = list(measured(pool, cases, options.rounds))
-    if options.avx2 is not None:
-        narrow = {**counts, "CC": AVX2_COMPILER}
-        pool = {
-            "ggml": Worker(of_ggml, (options.avx2, threads), counts),
-            "qgemm": Worker(ours, (("a8",),), narrow),
-        }
-        cases = [Case(name, *SHAPES[0], m, isa="AVX2") for name, m in AVX2 if name in options.names]
-        rows_measured += measured(pool, cases, options.rounds)
     rows = [row.document() for row in rows_measured]
-    facts = {"cpu": cpu_name(), "isa": isa(), "threads": threads, "ggml": version}
+    cpu = {"cpu": cpu_name(), "isa": isa()}
+    if options.avx2:
+        cpu = {"cpu": f"{cpu_name()}, without AVX-512", "isa": "AVX2"}
+    facts = {**cpu, "threads": threads, "ggml": version}
     return {**facts, **({} if options.ik is None else {"ik": built_from(options.ik)}), **host(), "rows": rows}
 
 
@@ -353,6 +352,11 @@ def missed(results: Mapping[str, Any]) -> int:
 def runs(path: Path) -> list[dict[str, Any]]:
     """The documents of a file, one for each CPU."""
     return list(json.loads(path.read_text())["runs"])
+
+
+def latest(path: Path) -> list[dict[str, Any]]:
+    """The document that was added last for each kind of instructions."""
+    return list({run["isa"]: run for run in runs(path)}.values())
 
 
 def merged(path: Path, results: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -48,6 +48,7 @@ class Tensor(Packed):
         self._blocks = blocks
         self.plans: dict[Any, Any] = {}  # launches of earlier calls, filled by a backend
         self.interleaved: NDArray[np.uint8] | None = None  # the copy of packed_for_cpu
+        self.packs = False  # whether the first product on the CPU makes `interleaved`, as of a layer's weights
         self._read = read
         self._block_shape = (*shape[:-1], self.format.blocks_in(shape[-1], name and f"tensor {name}")) if shape else ()
         if not callable(blocks) and (blocks.shape != self._block_shape or blocks.dtype != self.format.dtype):
@@ -160,10 +161,10 @@ class Tensor(Packed):
     def packed_for_cpu(self) -> Tensor:
         """This matrix with a copy of its weights in the order of the CPU's vectors; once, then multiply many times.
 
-        Products of integer activations read the copy instead of the blocks, those of "a16" where x has 16 rows or more.
-        The copy, `interleaved`, takes memory beside the blocks: 1 to 1.3 times `nbytes`, nine bits a weight for types
-        with a grid (iq1 to iq3). Without a use for a copy it is the Tensor itself: experts, floats, one scale for 64
-        weights or more, no compiled code.
+        Products read the copy instead of the blocks, and layers of qgemm.torch make one by themselves. The copy,
+        `interleaved`, takes memory beside the blocks: 1 to 1.3 times `nbytes`, nine bits a weight for types with a grid
+        (iq1 to iq3). Without a use for a copy it is the Tensor itself: experts, floats, one scale for 64 weights or
+        more, no compiled code.
         """
         packed: Tensor = backend("cpu").upload(self, self.blocks)
         return packed

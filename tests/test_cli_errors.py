@@ -56,6 +56,21 @@ def test_options_may_stand_between_arguments(words):
     assert (args.source, args.target, args.type) == ("SRC", "DST", "TYPE")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["convert", "SRC", "DST", ""], "the argument after 'DST' is empty: ''"),
+        (["convert", "", "DST", "q8_0"], "an argument is empty"),
+        (["convert", "SRC", "DST", "q8_0", "--prune-layers", ""], "the argument after '--prune-layers' is empty: ''"),
+        (["convert", "SRC", "DST", "q8_0", "--architecture="], "the argument after 'q8_0' is empty: '--architecture='"),
+        (["info", ""], "an argument is empty"),
+    ],
+)
+def test_empty_arguments(refused, words, message):
+    """As of variables of a shell that are not set: an empty TYPE would be f16."""
+    assert message in refused(*words, status=2)
+
+
 def test_an_unknown_argument_leads_to_the_help_of_its_command(refused):
     assert "unrecognized arguments: --frob z (`qgemm info --help`" in refused(*["info", "x", "--frob", "z"], status=2)
 

@@ -8,8 +8,10 @@ import tracemalloc
 from pathlib import Path
 
 import helpers
+import hf_folders
 import numpy as np
 import pytest
+import vision_folders
 from files import spoiled
 from gguf.constants import GGMLQuantizationType
 from helpers import WEIGHT, lines_of, normal, random_tensor
@@ -194,6 +196,23 @@ def test_against_another_file(run, tmp_path):
     assert lines["error"] == (f"{want:.2e} (F32)", "ok")
     assert run(*command, "--tensors", "^(error|vector)$")[0] == 0
     assert run(*command, "--tensors", "^error$", "--tolerance", "0.001")[0] == 1
+
+
+def test_against_the_folder_of_a_model(run, tmp_path):
+    """Experts are stacked and rows are reordered before they are compared."""
+    for architecture in ("LlamaForCausalLM", "Qwen3MoeForCausalLM"):
+        source = hf_folders.folder(tmp_path / "m", architecture)
+        qgemm.convert(source, tmp_path / "y.gguf", "f16", force=True)
+        status, out, _ = run("verify", tmp_path / "y.gguf", "--against", source)
+        assert (status, "only in" in out) == (0, False)
+    qgemm.convert(source / "model.safetensors", tmp_path / "y.gguf", "f16", force=True)  # under its own names
+    assert run("verify", tmp_path / "y.gguf", "--against", source)[0] == 0
+
+
+def test_against_the_folder_of_a_projector(run, tmp_path):
+    source = vision_folders.folder(tmp_path / "v", "Qwen2VLForConditionalGeneration")
+    qgemm.convert(source, tmp_path / "y.gguf", "f16", mmproj=True)
+    assert run("verify", tmp_path / "y.gguf", "--against", source)[0] == 0
 
 
 def test_against_a_damaged_copy(run, tmp_path):

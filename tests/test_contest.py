@@ -133,7 +133,7 @@ def test_documents(tmp_path, monkeypatch, capsys):
 
 
 def test_a_file_has_a_run_for_each_cpu(tmp_path):
-    """Rows that were not measured again stay; tables show all CPUs, ik_llama.cpp where it was measured."""
+    """Rows that were not measured again stay. README shows the last run with the same instructions, notes show all."""
     path, first = tmp_path / "cpu.json", made_up()
     assert contest.merged(path, first) == [first]
     path.write_text(contest.file_text([first]))
@@ -143,6 +143,8 @@ def test_a_file_has_a_run_for_each_cpu(tmp_path):
     assert contest.runs(path) == [first, second]
     short, long = cpu_tables.short_table(path), cpu_tables.long_table(path)
     assert "another, AVX2, 2 threads, ggml 0.1, ik_llama.cpp 123abc," in short
+    assert "a CPU," not in short
+    assert "a CPU," in long
     assert "| Q4_K | 1 / 1.25, 0.5 | 1 / 1.25, 0.5 | 1 / 1.25, 0.5 | 2 / 5 | 2 / 5 |" in short
     assert "| q4_k | 4096x4096 | 1.25, 0.50 (1) |" in long
     faster = {**rows[0], "ms": {**rows[0]["ms"], "a8": 0.25}}
@@ -162,7 +164,7 @@ def test_the_commit_of_a_build(tmp_path):
 @pytest.mark.parametrize("words", ["--ggml x --m 1", "--ggml x --activations a8", "--ggml x --formats f16"])
 def test_unknown_comparisons_are_refused(words, capsys):
     refused_benchmarks(capsys, "--cpu", *words.split())
-    assert "--ggml-avx2 needs --ggml" in refused_benchmarks(capsys, "--cpu", "--ggml-avx2", "x")
+    assert "--avx2 needs --ggml" in refused_benchmarks(capsys, "--cpu", "--avx2")
     assert "--ik needs --ggml" in refused_benchmarks(capsys, "--cpu", "--ik", "x")
     assert "holds no libggml-base.so" in refused_benchmarks(
         capsys, "--cpu", "--ggml", "/dev", "--shapes", "64x256", status=1
@@ -170,9 +172,9 @@ def test_unknown_comparisons_are_refused(words, capsys):
 
 
 def test_folders_are_options():
-    args = command.parser().parse_args(["--cpu", "--ggml", "a", "b", "--ggml-avx2", "c", "--ik", "d"])
-    assert (args.ggml, args.ggml_avx2, args.ik) == ([Path("a"), Path("b")], Path("c"), Path("d"))
-    assert command.GGML_OPTIONS == ("ggml", "ik", "ggml_avx2")
+    args = command.parser().parse_args(["--cpu", "--ggml", "a", "b", "--avx2", "--ik", "d"])
+    assert (args.ggml, args.avx2, args.ik) == ([Path("a"), Path("b")], True, Path("d"))
+    assert command.GGML_OPTIONS == ("ggml", "ik", "avx2")
 
 
 @pytest.mark.parametrize("kind", [Ggml, IkLlama])

@@ -157,7 +157,18 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
         ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm"),
         ("Exaone4ForCausalLM", {"sliding_window": 64}, "sliding_window"),
         ("Ernie4_5_MoeForCausalLM", {"moe_layer_end_index": 0}, "moe_layer_end_index"),
+        ("Exaone4ForCausalLM", {"sliding_window": 0}, "sliding_window: '0'"),
         ("Glm4MoeForCausalLM", {"n_group": 2}, "n_group"),
+        ("Glm4MoeForCausalLM", {"use_qk_norm": None}, r"attn_k_norm\.weight': is no tensor of a model"),
+        ("Glm4MoeForCausalLM", {"attention_bias": None}, r"attn_q\.bias': is there, and attention_bias"),
+        ("StableLmForCausalLM", {"use_parallel_residual": True}, r"ffn_norm\.bias': is no tensor of a model"),
+        ("StableLmForCausalLM", {"use_qkv_bias": None}, r"attn_q\.bias': is there, and use_qkv_bias"),
+        ("PhimoeForCausalLM", {"lm_head_bias": False}, r"output\.bias': is there, and lm_head_bias"),
+        ("PhimoeForCausalLM", {"attention_bias": None}, r"attn_q\.bias': is there, and attention_bias"),
+        ("PhimoeForCausalLM", {"router_jitter_noise": 0.1}, "router_jitter_noise: '0.1' is not 0.01"),
+        ("DeepseekV3ForCausalLM", {"topk_group": 0}, "topk_group: '0' leaves no group"),
+        ("DeepseekV3ForCausalLM", {"head_dim": 2}, "head_dim: '2' is not qk_rope_head_dim"),
+        ("DeepseekV2ForCausalLM", {"head_dim": 2}, "head_dim: '2' is not qk_rope_head_dim"),
         ("DeepseekV2ForCausalLM", {"topk_method": "group_limited_greedy"}, "topk_method"),
         ("DeepseekV3ForCausalLM", {"rope_interleave": False}, "rope_interleave"),
         ("DeepseekV3ForCausalLM", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0,
@@ -183,6 +194,9 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path):
         ("InternLM3ForCausalLM", {"rope_scaling": {"rope_type": "cubic"}}, "rope_type: 'cubic'"),
         ("Gemma4ForCausalLM", {"layer_types": ["full_attention"] * 5 + ["sliding_attention"]}, "layer_types"),
         ("Gemma4ForCausalLM", {"per_layer_config": {"2": {"head_dim": 32}}}, "per_layer_config"),
+        ("Gemma4ForCausalLM", {"enable_moe_block": False}, r"blk\.0\.ffn_down_exps\.weight': is no tensor"),
+        ("Gemma4ForConditionalGeneration", {"text_config": CLASSES["Gemma4ForConditionalGeneration"]["config"][
+            "text_config"] | {"attention_k_eq_v": True}}, r"blk\.2\.attn_v\.weight': is no tensor"),
         ("Gemma4ForConditionalGeneration", {"text_config": CLASSES["Gemma4ForConditionalGeneration"]["config"][
             "text_config"] | {"num_kv_shared_layers": 2}}, "num_kv_shared_layers: '2' follow layers"),
         ("Gemma4ForConditionalGeneration", {"text_config": CLASSES["Gemma4ForConditionalGeneration"]["config"][
@@ -236,6 +250,10 @@ def test_factors_of_gemma_4(tmp_path):
     name = "Gemma4ForCausalLM"
     tensors, _ = converted(folder(tmp_path / "m", name), tmp_path / "y.gguf")
     assert_array_equal(tensors["rope_freqs.weight"], np.float32([1.0] * 4 + [1e30] * 12))
+    rope = CLASSES[name]["config"]["rope_parameters"]
+    scaled = {**rope, "full_attention": {**rope["full_attention"], "factor": 8.0}}
+    stretched, _ = converted(folder(tmp_path / "m", name, rope_parameters=scaled), tmp_path / "y.gguf")
+    assert_array_equal(stretched["rope_freqs.weight"], np.float32([8.0] * 4 + [1e30] * 12))
     for new, old in (("ffn_gate_inp.scale", "router.scale"), ("ffn_down_exps.scale", "router.per_expert_scale")):
         assert_array_equal(tensors[f"blk.3.{new}"], weights(name, f"model.layers.3.{old}"))
 

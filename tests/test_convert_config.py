@@ -164,6 +164,15 @@ def test_the_factor_of_attention_is_one_that_llama_cpp_reads(architecture, setti
 
 
 @pytest.mark.parametrize(
+    ("settings", "factor"),
+    [({"factor": 2.0}, math.sqrt(1 + math.log(2) / math.log(128))), ({"factor": 2.0, "attention_factor": 1.5}, 1.5)],
+)
+def test_the_factor_of_attention_of_longrope(settings, factor, tmp_path):
+    keys = metadata(tmp_path, "Phi3ForCausalLM", rope_scaling={**PHI3, **settings})
+    assert keys["phi3.rope.scaling.attn_factor"] == np.float32(factor)
+
+
+@pytest.mark.parametrize(
     ("settings", "keys"),
     [({}, []), ({"beta_fast": 32.0}, []), ({"beta_fast": 8, "beta_slow": 2}, ["beta_fast", "beta_slow"])],
 )
@@ -270,13 +279,14 @@ BIASES = {
         (True, BIASES, 1, ""),
         (True, list(BIASES)[:4], 1, r"blk\.1\.attn_k\.bias.* is missing, and attention_bias of the config is true"),
         (True, (), 1, r"blk\.0\.attn_q\.bias.* is missing"),
-        (False, BIASES, 1, r"blk\.0\.attn_q\.bias.* is there, and attention_bias of the config is false"),
+        (False, BIASES, 1, r"blk\.0\.attn_q\.bias.* is there, and attention_bias of the config is not true"),
+        (False, BIASES, [0] * 31 + [1], r"blk\.0\.attn_q\.bias.* is there"),
         (False, BIASES, 0, ""),  # as AutoGPTQ writes them
-        (None, BIASES, 1, ""),
+        (None, BIASES, 1, r"blk\.0\.attn_q\.bias.* is there, and attention_bias of the config is not true"),
     ],
 )
 def test_biases_are_those_that_the_config_states(stated, names, value, message, tmp_path):
-    biases = {name: np.full(BIASES[name], value, np.float16) for name in names}
+    biases = {name: np.resize(np.float16(value), BIASES[name]) for name in names}
     tensors = {**tensors_of("LlamaForCausalLM"), **biases}
     path = folder(tmp_path / "m", "LlamaForCausalLM", tensors, attention_bias=stated)
     with pytest.raises(CheckpointError, match=message) if message else nullcontext():

@@ -90,6 +90,7 @@ def test_types_and_names(run, base, tmp_path, kind):
         ({"alpha_pattern": {r"layers\.0\..*down_proj": 2}}, (ALPHA, 2), ALPHA),
         ({"alpha_pattern": {"proj": 2}}, (ALPHA, ALPHA), ALPHA),  # peft matches whole parts of a name
         ({"rank_pattern": {"q_proj": RANK}, "lora_alpha": 3}, (3, 3), 3),
+        ({"lora_alpha": -3}, (-3, -3), -3),
     ],
 )
 def test_alphas_of_modules_move_into_b(base, tmp_path, config, alphas, alpha):

@@ -94,6 +94,12 @@ def test_a_dry_run_has_no_errors_to_be_above(source, run, tmp_path):
     assert (status, "a dry run computes no errors" in err) == (1, True)
 
 
+@pytest.mark.parametrize("largest", [-0.1, float("nan")])
+def test_errors_that_none_can_be_below(largest, source, tmp_path):
+    with pytest.raises(UnsupportedError, match=f"is a number from 0 on, got {largest}"):
+        qgemm.convert(source, tmp_path / "y.gguf", "q4_0", max_rel_error=largest)
+
+
 @pytest.mark.parametrize("threads", [0, -1])
 def test_a_conversion_without_threads(threads, source):
     with pytest.raises(UnsupportedError, match=f"needs a thread at least, got {threads}"):

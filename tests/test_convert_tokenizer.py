@@ -183,3 +183,10 @@ def test_a_tokenizer_without_a_limit(tmp_path):
         tmp_path, tokenizer=bpe(), tokenizer_config_json={"model_max_length": int(1e30), "bos_token": "<|end|>"}
     )
     assert metadata["tokenizer.ggml.bos_token_id"] == 5
+
+
+def test_a_folder_without_a_tokenizer_is_noted(tmp_path):
+    path, noted = folder(tmp_path / "m", "Qwen2ForCausalLM"), "so that the file has no vocabulary"
+    assert any(noted in note for note in qgemm.convert(path, tmp_path / "y.gguf", "f16").notes)
+    (path / "tokenizer.model").write_bytes(MODEL)
+    assert not any(noted in note for note in qgemm.convert(path, tmp_path / "y.gguf", "f16", force=True).notes)

@@ -38,8 +38,8 @@ def test_threads_that_are_set_to_no_number(number):
         qgemm.threads(number)
 
 
-@pytest.mark.parametrize("value", ["nump", "c", "1"])
+@pytest.mark.parametrize("value", ["nump", "c", "1", "block"])
 def test_another_engine_of_the_cpu(value, monkeypatch):
     monkeypatch.setenv("QGEMM_CPU", value)
-    with pytest.raises(ValueError, match=f"QGEMM_CPU is '{value}', and must be numpy or not be set"):
+    with pytest.raises(ValueError, match=f"QGEMM_CPU is '{value}', and must be numpy, blocks or not be set"):
         qgemm.matmul(np.ones((1, 32), np.float32), qgemm.quantize(np.ones((1, 32), np.float32), "q4_0"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -141,6 +142,42 @@ def test_other_files_of_any_name(name, raw, kind, tmp_path):
     (tmp_path / name).write_bytes(raw)
     with pytest.raises(qgemm.QgemmError, match=rf"{re.escape(name)}: .*, it is {kind}"):
         qgemm.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_long_file_of_a_tokenizer(name, tmp_path):
+    """By the bytes of all weights beside it."""
+    path = model(tmp_path / "m")
+    text = (path / name).read_text()
+    (path / name).write_text(text[:-1] + " " * (2 << 20) + text[-1])
+    refused(path, rf"{re.escape(name)}: has [0-9]+ bytes, the weights beside it cannot need more than")
+    (path / "adapter.safetensors").touch()
+    os.truncate(path / "adapter.safetensors", 4 << 20)
+    assert metadata(path)["tokenizer.ggml.model"] == "gpt2"
+
+
+@pytest.mark.parametrize("target", ["blobs/gone", "itself"])
+@pytest.mark.parametrize(
+    "name",
+    [*FILES[:5], "quantize_config.json", "chat_template.jinja", "merges.txt", "model.safetensors", "tokenizer.model"],
+)
+def test_links_to_nothing(name, target, tmp_path):
+    """As in a cache whose blobs were removed: a config would otherwise count as missing, and the model as tensors."""
+    path = model(tmp_path / "m")
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(name if target == "itself" else target)
+    with pytest.raises(qgemm.QgemmError, match=rf"{re.escape(name)}: "):
+        qgemm.convert(path, tmp_path / "y.gguf", "q8_0")
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_tokenizer_to_copy_that_is_a_link_to_nothing(tmp_path):
+    path = model(tmp_path / "m")
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer.json").symlink_to("blobs/gone")
+    with pytest.raises(qgemm.QgemmError, match=r"tokenizer\.json: cannot be read: "):
+        qgemm.convert(path, tmp_path / "y", "u4_g32", layout="compressed-tensors")
+    assert os.listdir(tmp_path) == ["m"]
 
 
 @pytest.mark.parametrize("name", ["chat_template.jinja", "merges.txt"])

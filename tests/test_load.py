@@ -227,6 +227,7 @@ def test_packed_layers_of_torch_are_read(fmt, shape, tmp_path):
         ("q4_0 8 32", r"Q4_0 \[8, 32\] is U8 \[8, 18\], this is U8 \[8, 36\]"),
         ("q4_0 8 33", "row length 33 is not a multiple of 32"),
         ("q4_9 8 64", "there is no format 'q4_9'"),
+        ("kbit3_f16:0000803f 8 64", "there is no format 'kbit3_f16:0000803f'"),  # a codebook of its own
     ],
 )
 def test_damaged_packed_layers_are_refused(text, message, tmp_path):
@@ -236,9 +237,10 @@ def test_damaged_packed_layers_are_refused(text, message, tmp_path):
         pass
 
 
-def test_packed_layers_with_a_view_are_refused(tmp_path):
+@pytest.mark.parametrize("view", ["column_order", "factor", "divisor"])
+def test_packed_layers_with_a_view_are_refused(view, tmp_path):
     layer = packed_layer(qgemm.quantize(normal(8, 64), "q4_0"))
-    order = {NAME.replace("weight", "column_order"): np.arange(64, dtype=np.int32)}
+    order = {NAME.replace("weight", view): np.arange(64, dtype=np.int32)}
     path = safetensors(tmp_path / "x.safetensors", layer | order)
-    with pytest.raises(qgemm.CheckpointError, match=r"has a column_order, with which qgemm\.torch alone"):
+    with pytest.raises(qgemm.CheckpointError, match=rf"has a {view}, with which qgemm\.torch alone"):
         qgemm.load(path)

@@ -106,7 +106,7 @@ PROGRAM = """
 import sys, threading, numpy as np, qgemm
 w = qgemm.quantize(np.eye(256, dtype=np.float32), "q8_0")
 x = np.ones((2, 256), np.float32)
-assert np.abs(qgemm.matmul(x, w, "a8") - 1).max() < 0.01
+assert np.abs(qgemm.matmul(x, w, "a8") - 1).max() < 0.001
 if "daemon" in sys.argv:
     def forever():
         while True:
@@ -215,7 +215,7 @@ w = qgemm.quantize(np.eye(256, dtype=np.float32), "q8_0")
 x = np.ones((2, 256), np.float32)
 for activation in ("a16", "a8"):
     for _ in range(3):
-        assert np.abs(qgemm.matmul(x, w, activation) - 1).max() < 0.01
+        assert np.abs(qgemm.matmul(x, w, activation) - 1).max() < 0.001
 print(qgemm.backends()["cpu"].detail)
 """
 

@@ -201,6 +201,17 @@ def test_a_size_that_is_too_small_is_refused_before_anything_is_measured(source,
         qgemm.convert(tmp_path / "small.gguf", tmp_path / "x.gguf", size="4bpw")
 
 
+def test_the_bytes_of_the_smallest_types_are_enough(source, tmp_path):
+    """And one fewer is not."""
+    options = {"types": ["q4_k"], "objective": "mse"}
+    done = qgemm.convert(source, tmp_path / "x.gguf", size="16bpw", **options)
+    nbytes, weights = sum(line.nbytes for line in done.lines), sum(int(np.prod(shape)) for shape in SHAPES.values())
+    qgemm.convert(source, tmp_path / "y.gguf", size=f"{8 * nbytes / weights + 1e-9:.12f}bpw", **options)
+    assert (tmp_path / "y.gguf").read_bytes() == (tmp_path / "x.gguf").read_bytes()
+    with pytest.raises(qgemm.QgemmError, match="even the smallest types need"):
+        qgemm.convert(source, tmp_path / "z.gguf", size=f"{8 * (nbytes - 1) / weights + 1e-9:.12f}bpw", **options)
+
+
 def test_types_that_need_an_importance_are_left_out_without(source, tmp_path):
     done = qgemm.convert(source, tmp_path / "x.gguf", size="3.5bpw", dry_run=True, types=["iq2_xxs", "q2_k"])
     assert {line.new for line in done.lines} == {"Q2_K", "F16", "F32"}

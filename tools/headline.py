@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.contest import GGML, runs
+from benchmarks.contest import GGML, latest
 from benchmarks.engines import DENSE, MARLIN, PROMPT, QGEMM
 from benchmarks.report import cpu_tables, eight_bit_tables, engines, tables
 from benchmarks.results import Results, Row, load, speedup
@@ -73,7 +73,7 @@ def on_gpu(row: Row, results: Results) -> str:
 def on_cpu(path: Path = cpu_tables.CPU) -> str:
     """A product of CPU_ROWS rows of x beside ggml's best layout, on each CPU that was measured."""
     speeds, times = [], []
-    for run in runs(path):
+    for run in latest(path):
         rows = {(row.case.format, row.case.m): row for row in cpu_tables.native(run) if row.case.where == "hot"}
         row = rows[tables.HEADLINE, CPU_ROWS]
         speeds.append(f"{cpu_tables.ratio(row, 'a8', GGML):.1f}x ggml with {run['isa']}")

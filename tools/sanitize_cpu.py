@@ -26,6 +26,7 @@ exec {compiler} "$@" -O0 -g1 -fno-omit-frame-pointer -fsanitize=address,undefine
 TESTS = (
     *(f"tests/test_native{part}.py" for part in ("", "_decode", "_encoders", "_finish")),
     "tests/test_experts_in_c.py",
+    "tests/test_interleaved.py",
 )
 SELECTED = "not instructions"  # leave out tests of other machine code from the same sources
 

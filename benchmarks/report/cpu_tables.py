@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from benchmarks import encoders
-from benchmarks.contest import GGML, IK, NUMPY, ROWS, SHAPES, Case, Row, machine, over, rows_of, runs, time_of
+from benchmarks.contest import GGML, IK, NUMPY, ROWS, SHAPES, Case, Row, latest, machine, over, rows_of, runs, time_of
 from benchmarks.report import tables
 
 CPU = tables.RESULTS.with_name("cpu.json")
@@ -20,7 +20,7 @@ SHAPE = SHAPES[0]
 
 def short_table(path: Path = CPU) -> str:
     """The section of README: milliseconds of ours, and of the best layout of ggml or ik_llama.cpp, at one shape."""
-    return "\n\n".join(map(short_table_of, runs(path)))
+    return "\n\n".join(map(short_table_of, latest(path)))
 
 
 def short_table_of(run: dict[str, Any]) -> str:

@@ -72,13 +72,12 @@ static int64_t chunk_size(int64_t count, int64_t chunks) {
 }
 
 // The product by one of the weights of a call; m: rows of x; tiled: whether they are a multiple of TOKENS_OF_TILE, for
-// tiles. Interleaved weights read x packed for tiles in any case, unless it has three digits. The caller adds the
-// address of packed x.
+// tiles. Interleaved weights read x in the order of tiles in any case. The caller adds the address of packed x.
 static product product_of(const target* t, int64_t m, int tiled) {
-    const int interleaved = t->interleaved && (tiled || t->digits == ONE_DIGIT), tiles = tiled || interleaved;
+    const int interleaved = t->interleaved != NULL, tiles = tiled || interleaved;
     return (product){.w = interleaved ? t->interleaved : t->w,
                      .w_row = interleaved ? t->interleaved_row : t->w_row,
-                     .packed_row = tiles ? t->tile_bytes : t->row_bytes,
+                     .packed_row = tiled || (tiles && t->digits == ONE_DIGIT) ? t->tile_bytes : t->row_bytes,
                      .y = t->y,
                      .y_row = t->y_row / (int64_t)sizeof(float),
                      .table = t->table,

@@ -42,5 +42,20 @@ static void STRUCT(pack, DIGITS)(STRUCT(packed, DIGITS) * to, const quantized_x*
 #endif
 }
 
+#if DIGITS == 3 && defined(INTERLEAVED_ROWS)
+// Packs 256 numbers of x for rows_of_lanes.h, by interleaved weights: words and groups in order, as tiles have them.
+static void pack_words_3(packed_3* to, const quantized_x* from, const word_order* words) {
+    memset(to, 0, sizeof *to);
+    for (int group = 0; group < GROUPS; ++group) to->d[group] = from->d[group * 8 / GROUPS];
+    if (MINIMUM) memcpy(to->s, from->s, sizeof from->s);
+    for (int digit = 0; digit < 3; ++digit) order_by_words(to->q[digit], from->q[digit], 1, words);
+    for (int i = 0; INTEGER_ZERO(3) && i < SUPER; ++i) {
+        const int group = i * GROUPS / SUPER;
+        to->zero[0][group] -= INTEGER_ZERO(3) * from->q[0][i];
+        to->zero[1][group] -= INTEGER_ZERO(3) * (256 * from->q[1][i] + from->q[2][i]);
+    }
+}
+#endif
+
 #undef STRUCT
 #undef STRUCT_

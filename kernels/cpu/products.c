@@ -124,6 +124,12 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
             if (count < SUPER) memset(&values, 0, sizeof values);
             if (p->digits == 3) {
                 read_floats(&values, (const float*)x + column, count);
+#ifdef INTERLEAVED_ROWS
+                if (p->tiles) {
+                    pack_words_3(to, &values, &words);
+                    continue;
+                }
+#endif
                 pack_3(to, &values);
                 continue;
             }
@@ -226,9 +232,17 @@ INLINE int run_of_group(int group) {
     return result;
 }
 
-#define DIGITS interleaved
-#define MAX_TOKENS (PARTS == 1 ? 4 : 2)
 #define ROWS_HEADER "rows_of_lanes.h"
+#define DIGITS lanes_1
+#define LANE_DIGITS 1
+#define MAX_TOKENS (PARTS == 1 ? 4 : 2)
+#include "token_ladder.h"
+#undef DIGITS
+#undef LANE_DIGITS
+#undef MAX_TOKENS
+#define DIGITS lanes_3
+#define LANE_DIGITS 3
+#define MAX_TOKENS (PARTS == 1 ? 2 : 1)
 #include "token_ladder.h"
 #endif
 
@@ -244,7 +258,7 @@ static void multiply_by_tiles(const product* p, int64_t first, int64_t last) {
     const int64_t tokens = p->m < LEAST_UNPACKED ? 0 : p->m / REGISTER_TOKENS * REGISTER_TOKENS;
     if (tokens) integer_tiles(p, tokens, first, last);
 #ifdef INTERLEAVED_ROWS
-    multiply_rows_interleaved(p, tokens, first, last);
+    multiply_rows_lanes_1(p, tokens, first, last);
 #endif
 }
 
@@ -255,8 +269,12 @@ void qgemm_rows(const void* argument, int64_t first, int64_t last) {
     const uint64_t mode = enter_ieee_mode();
     if (p->tiles && p->digits == 1)
         multiply_by_tiles(p, first, last);
-    else if (p->tiles)
+    else if (p->tiles && !p->digits)
         float_tiles(p, p->m, first, last);
+#ifdef INTERLEAVED_ROWS
+    else if (p->interleaved)
+        multiply_rows_lanes_3(p, 0, first, last);
+#endif
     else if (p->digits == 1)
         multiply_rows_1(p, 0, first, last);
     else

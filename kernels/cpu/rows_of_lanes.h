@@ -1,56 +1,110 @@
-// "a8" for TOKENS rows of x by interleaved weights: 16 rows of W at a time, one row a lane. No sum crosses lanes.
+// TOKENS rows of x by interleaved weights, for LANE_DIGITS digits of x: 16 rows of W at a time, one row a lane. No sum
+// crosses lanes.
 //
 // Codes go from the interleaved bytes to the products in registers. A group's words are LANES words of each vector of
 // one accumulator; x has them side by side, as for tiles (integer_tiles.h).
 
+#if LANE_DIGITS == 1
+#define LANE_X tile_x
+#define DIGIT_OF(x, digit) ((x)->q)
+#define START_OF(x, digit, group) ((x)->start[group])
+#define LANE_DOT TILE_DOT
+#else
+#define LANE_X packed_3
+#define DIGIT_OF(x, digit) ((x)->q[digit])
+#define START_OF(x, digit, group) ((digit) == 1 ? 0 : (x)->zero[(digit) / 2][group])
+#if SIGNED_CODES
+#define LANE_DOT level_dot
+#else
+#define LANE_DOT TILE_DOT
+#endif
+#endif
+#define EACH_DIGIT                                           \
+    _Pragma("GCC unroll 4") for (int t = 0; t < TOKENS; ++t) \
+        _Pragma("GCC unroll 3") for (int digit = 0; digit < LANE_DIGITS; ++digit)
+
 // Adds the products of word `word` of a code vector of weights to the sums of the rows of x, whose word is `place`.
-INLINE void ROWS_NAME(add_word)(i32x16 dots[TOKENS], i32x16 shorts[TOKENS], const interleaved* w, const int vector,
-                                const int word, const tile_x* x, int place, const int least) {
+INLINE void ROWS_NAME(add_word)(i32x16 dots[TOKENS][LANE_DIGITS], i32x16 shorts[TOKENS][LANE_DIGITS],
+                                const interleaved* w, const int vector, const int word, const LANE_X* x, int place,
+                                const int least) {
     u8x64 codes[4];
     decode_word(codes, w, word);
     (void)dots, (void)shorts, (void)least;
-#pragma GCC unroll 4
-    for (int t = 0; t < TOKENS; ++t) {
-        const i8x64 q = all_words(x[t].q + 4 * place);
+    EACH_DIGIT {
+        const i8x64 q = all_words(DIGIT_OF(&x[t], digit) + 4 * place);
 #ifdef SHORT_WORDS
-        shorts[t] = settle(add_short_dot(shorts[t], codes[vector], q));
+        shorts[t][digit] = settle(add_short_dot(shorts[t][digit], codes[vector], q));
 #else
-        dots[t] = settle(TILE_DOT(dots[t], codes[vector], q, least));
+        dots[t][digit] = settle(LANE_DOT(dots[t][digit], codes[vector], q, least));
 #endif
     }
 }
 
-INLINE void ROWS_NAME(add_interleaved)(f32x16 totals[TOKENS], const interleaved* w, const tile_x* x, const int least) {
+// total + the products of a group by 16 rows of W, from the integer sums of the digits of x.
+INLINE f32x16 ROWS_NAME(add_digits)(f32x16 total, const i32x16 dots[LANE_DIGITS], const LANE_X* x, int group,
+                                    f32x16 scale, f32x16 minimum) {
+#if LANE_DIGITS == 1
+    return add_scaled(total, dots[0], x, group, scale, minimum);
+#else
+    const f32x16 rest = to_float(add_ints(shift_ints(dots[1], 8), dots[2]));
+    const f32x16 sum = mul_add(rest, to_float(dots[0]), all_floats(0x1p16f));
+    total = mul_add(total, scale, mul(sum, all_floats(x->d[group])));
+    return MINIMUM ? mul_add(total, minimum, all_floats(x->s[group])) : total;
+#endif
+}
+
+INLINE void ROWS_NAME(add_interleaved)(f32x16 totals[TOKENS], const interleaved* w, const LANE_X* x, const int least) {
     f32x16 scale[GROUPS], minimum[GROUPS];
     load_interleaved_scales(scale, minimum, w);
 #pragma GCC unroll 16
     for (int group = 0; group < GROUPS; ++group) {
         const int run = run_of_group(group), vector = 4 / ACCS * (run / RUNS), first = LANES * (run % RUNS);
-        i32x16 dots[TOKENS], shorts[TOKENS];
-#pragma GCC unroll 4
-        for (int t = 0; t < TOKENS; ++t)
-            dots[t] = all_ints(INTEGER_ZERO(1) ? x[t].start[group] : 0), shorts[t] = all_ints(0);
+        i32x16 dots[TOKENS][LANE_DIGITS], shorts[TOKENS][LANE_DIGITS];
+        EACH_DIGIT {
+            dots[t][digit] = all_ints(INTEGER_ZERO(LANE_DIGITS) ? START_OF(&x[t], digit, group) : 0);
+            shorts[t][digit] = all_ints(0);
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < GROUP_WORDS; ++i) {
             ROWS_NAME(add_word)(dots, shorts, w, vector + i / LANES, first + i % LANES, x, group * GROUP_WORDS + i,
                                 least);
 #ifdef SHORT_WORDS
             if (i + 1 < GROUP_WORDS && (i + 1) % SHORT_WORDS) continue;
-#pragma GCC unroll 4
-            for (int t = 0; t < TOKENS; ++t) dots[t] = add_shorts(dots[t], shorts[t]), shorts[t] = all_ints(0);
+            EACH_DIGIT {
+                dots[t][digit] = add_shorts(dots[t][digit], shorts[t][digit]);
+                shorts[t][digit] = all_ints(0);
+            }
 #endif
         }
 #pragma GCC unroll 4
         for (int t = 0; t < TOKENS; ++t)
-            totals[t] = add_scaled(totals[t], dots[t], &x[t], group, scale[group], minimum[group]);
+            totals[t] = ROWS_NAME(add_digits)(totals[t], dots[t], &x[t], group, scale[group], minimum[group]);
     }
 }
 
-#if SIGNED_CODES
+// least: as for x_dot and level_dot, whether a number of x, or with three digits a level, may be -128.
+#if SIGNED_CODES && (LANE_DIGITS == 1 || defined(LEAST_CODES))
 static __attribute__((noinline, cold)) void ROWS_NAME(add_least_interleaved)(f32x16 totals[TOKENS],
-                                                                             const interleaved* w, const tile_x* x) {
+                                                                             const interleaved* w, const LANE_X* x) {
     ROWS_NAME(add_interleaved)(totals, w, x, 1);
 }
+
+INLINE int ROWS_NAME(has_least)(const interleaved* w, const LANE_X* x) {
+    int least = 0;
+#if LANE_DIGITS == 1
+    (void)w;
+    for (int t = 0; t < TOKENS; ++t) least |= x[t].least;
+#else
+    (void)x;
+    for (int word = 0; word < 16; ++word) {
+        u8x64 codes[4];
+        decode_word(codes, w, word);
+        least |= codes_have_least(codes);
+    }
+#endif
+    return least;
+}
+#define HAS_LEAST ROWS_NAME(has_least)
 #endif
 
 static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int64_t last) {
@@ -60,12 +114,10 @@ static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int6
         f32x16 totals[TOKENS];
         for (int t = 0; t < TOKENS; ++t) totals[t] = all_floats(0);
         for (int64_t i = 0; i < supers; ++i) {
-            const tile_x* x = (const tile_x*)p->packed + i * p->m + token;
+            const LANE_X* x = (const LANE_X*)p->packed + i * p->m + token;
             prefetch_tile(w + i + 2);
-#if SIGNED_CODES
-            int least = 0;
-            for (int t = 0; t < TOKENS; ++t) least |= x[t].least;
-            if (__builtin_expect(least, 0)) {
+#ifdef HAS_LEAST
+            if (__builtin_expect(HAS_LEAST(w + i, x), 0)) {
                 ROWS_NAME(add_least_interleaved)(totals, w + i, x);
                 continue;
             }
@@ -80,3 +132,10 @@ static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int6
         }
     }
 }
+
+#undef LANE_X
+#undef DIGIT_OF
+#undef START_OF
+#undef LANE_DOT
+#undef EACH_DIGIT
+#undef HAS_LEAST

@@ -147,15 +147,26 @@ def random_tensor(fmt: Format, n: int, k: int) -> Tensor:
 
 
 def cpu_rows(case: Case, activations: Sequence[Activation], m_values: Sequence[int], repeats: int) -> Iterator[Row]:
-    """Products by the CPU backend beside NumPy's product of decoded float32 weights."""
-    w = case.w
-    dense = w.dequantize()
-    for m in m_values:
-        x = random_tokens(m, w.shape[1], 0)
-        calls = [partial(matmul, x, w, activation) for activation in activations]
-        *us, dense_us = (1e3 * ms for ms in timing.alternate(*calls, partial(np.matmul, x, dense.T), repeats=repeats))
-        for activation, median in zip(activations, us, strict=True):
-            yield row(case, m, activation, median, dense_us)
+    """Products by the CPU backend, by the blocks and by the copy that layers make, beside NumPy's by float32 weights.
+
+    NumPy multiplies last: its threads spin for a while after each product, on the cores that others need.
+    """
+    packed = case.w.packed_for_cpu()
+    layouts = {"": case.w} if packed is case.w else {"": case.w, " packed": packed}
+    xs = [random_tokens(m, case.w.shape[1], 0) for m in m_values]
+    times = []
+    for x in xs:
+        calls = {
+            f"{activation}{layout}": partial(matmul, x, w, activation)
+            for activation in activations
+            for layout, w in layouts.items()
+        }
+        times.append(dict(zip(calls, timing.alternate(*calls.values(), repeats=repeats), strict=True)))
+    dense = case.w.dequantize()
+    for x, by_name in zip(xs, times, strict=True):
+        (dense_ms,) = timing.alternate(partial(np.matmul, x, dense.T), repeats=repeats)
+        for name, ms in by_name.items():
+            yield row(case, len(x), name, 1e3 * ms, 1e3 * dense_ms)
 
 
 def gpu_rows() -> Measure:
@@ -250,7 +261,8 @@ COMMAND = Command(
 Time y = x @ w.T for the matrices of a .gguf file or for random weights, and the same product of dense weights: by
 cuBLAS in float16 on a GPU, by NumPy in float32 on a CPU.
 
-On a GPU the weights come from memory, not from a cache, and x and y are float16. GB/s counts the packed bytes of w.
+On a GPU the weights come from memory, not from a cache, and x and y are float16. GB/s counts the packed bytes of w. On
+a CPU "packed" is by a copy of w in the order of the CPU's vectors, which layers of qgemm.torch make.
 
 With --model, time prompts and generated tokens of a whole model by transformers, beside the same model with dense
 weights in the same process, in turns.""",

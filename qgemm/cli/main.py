@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from .common import Command, UsageError
 COMMANDS = (  # modules of this folder
     "info", "convert", "metadata", "imatrix", "verify", "compare", "matmul", "prepare", "tune", "routes", "bench",
 )  # fmt: skip
+
+EMPTY = re.compile(r"(--[a-z-]+=)?")  # an argument without a value, as of a shell's variable that is not set
 
 # Errors of files, arguments and devices (CUDA raises RuntimeError). Anything else is a bug of this package.
 EXPECTED = (OSError, ValueError, TypeError, RuntimeError, MemoryError)
@@ -129,6 +132,9 @@ class CommandParser(OneLineParser):
         """The arguments; an error names those that this command does not have."""
         if self._intermixed:
             return super().parse_known_args(args, namespace)
+        for before, word in zip(["", *args], args, strict=False):
+            if EMPTY.fullmatch(word):
+                self.error(f"the argument after {before!r} is empty: {word!r}" if before else "an argument is empty")
         self._intermixed = True
         values, rest = self.parse_known_intermixed_args(args, namespace)
         if rest:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+from qgemm.converter.api import open_for_conversion
 from qgemm.converter.report import Line as Conversion
 from qgemm.converter.report import table
-from qgemm.converter.source_readers import open_source
-from qgemm.converter.weight import Weight
+from qgemm.converter.weight import Source, Weight
+from qgemm.files.gguf.parts import ARCHITECTURE, OURS
 from qgemm.files.gguf.reader import open as open_gguf
+from qgemm.formats import FORMATS
 from qgemm.tensor import Tensor
 from qgemm.text import columns, json_lines, json_text, printable
 
@@ -33,8 +36,8 @@ Check that a .gguf file is sound and that this library computes correct products
   a8 err/bound   the same with x in Q8_1
   RMS to OTHER   relative RMS difference to the tensor of the same name in OTHER
 
-With --against a second table shows how each tensor of OTHER was converted, as `qgemm convert` does; `qgemm compare`
-shows how much the predictions of the model changed.
+OTHER may be the folder that FILE was converted from. With --against a second table shows how each tensor of OTHER was
+converted, as `qgemm convert` does; `qgemm compare` shows how much the predictions of the model changed.
 Rows of more than 32768 weights are multiplied in parts. The structure of the file is checked by opening it.
 Exit code 1 if anything fails."""
 
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     need_gguf(args.file)
     with ExitStack() as stack:
         file = stack.enter_context(open_gguf(args.file, copy=True))
-        others = None if args.against is None else stack.enter_context(open_source(args.against, copy=True)).weights
+        others = None if args.against is None else stack.enter_context(source_of(args.against, file.metadata)).weights
         names = selected(dict.fromkeys([*file, *(others or ())]), args.tensors)
         progress = stack.enter_context(Progress("verify", sum(file[name].nbytes for name in names if name in file)))
         lines = [verify(name, file, others, tolerance, progress) for name in names]
@@ -76,6 +79,16 @@ def run(args: argparse.Namespace) -> int:
         if others is not None:
             print("", table(conversions), sep="\n")
     return 1 if any(line.verdict == FAIL for line in lines) else 0
+
+
+def source_of(other: str, metadata: Mapping[str, Any]) -> Source:
+    """OTHER with the names and the layout of FILE: a folder of Hugging Face is read as the model that it becomes.
+
+    metadata: of FILE, which tells whether it is a model, a projector, or tensors under names of their own.
+    """
+    model = metadata.get(ARCHITECTURE, OURS) != OURS
+    projector = metadata.get("general.type") == "mmproj" and os.path.isdir(other)
+    return open_for_conversion(other, model=model, projector_type=FORMATS["f32"] if projector else None)
 
 
 class Line(NamedTuple):

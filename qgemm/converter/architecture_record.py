@@ -54,7 +54,8 @@ class Architecture(NamedTuple):
     kind: the gguf package's architecture. keys: writes the hyperparameters. rules: values that other keys must have.
     layer: the tensors of every layer; those of its feed-forward network are added unless listed: `dense`, or `experts`
     in layers that have a router. by_layer: tensors that some layers have, by the config and the layer's number.
-    optional: tensors of layers that may be missing. ends: tensors outside the layers, besides ends_by_config.
+    optional: tensors of layers that may be missing; optional_by_layer: those of some layers.
+    ends: tensors outside the layers, besides ends_by_config.
     renames: end of a tensor's name in a layer -> its name in the file, where the gguf package has none.
     tokenizer: llama.cpp's kind of a BPE with pieces, where it is not "llama". pools: whether the model may be one of
     Sentence Transformers, which say how vectors of tokens become one.
@@ -92,6 +93,7 @@ class Architecture(NamedTuple):
     aliases: Mapping[str, str] = {}
     derived: Callable[[Config], Mapping[str, Any]] = lambda config: {}
     by_layer: Callable[[Config, int], Shapes] = lambda config, layer: {}
+    optional_by_layer: Callable[[Config, int], Shapes] = lambda config, layer: {}
     ends_by_config: Callable[[Config], Shapes] = lambda config: {}
     unread: Callable[[Config, Mapping[str, int]], Mapping[str, Floats]] = lambda config, sizes: {}
     renames: Mapping[str, str] = {}

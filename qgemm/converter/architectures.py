@@ -31,6 +31,7 @@ from .hyperparameters import (
     llama_keys,
     longrope_factors,
     phi3_keys,
+    phimoe_keys,
     qwen3moe_keys,
     zero_biases,
 )
@@ -56,7 +57,7 @@ PHI3_LAYER: Shapes = {
     "ffn_up.weight": "2F E", "ffn_down.weight": "E F",
 }  # fmt: skip
 PHIMOE = Architecture(
-    MODEL_ARCH.PHIMOE, phi3_keys, {
+    MODEL_ARCH.PHIMOE, phimoe_keys, {
         **with_biases({name: "E" for name in ("attn_norm.weight", "ffn_norm.weight")}), **ATTENTION,
         "attn_output.bias": "E",
     }, config_rules.PHIMOE,

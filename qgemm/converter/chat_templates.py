@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from qgemm.errors import CheckpointError
-from qgemm.files.documents import json_object, text_file
+from qgemm.files.documents import text_file, tokenizer_object
 from qgemm.files.paths import shown, shown_path, system_errors
 
 KEY, DEFAULT = "chat_template", "default"
@@ -24,11 +24,11 @@ def chat_templates(folder: str) -> dict[str, str]:
     """Name -> template, {} where the folder has none. Characters of a name that no key has become "_"."""
     for name in (CONFIG, TEMPLATE, TEMPLATE_JSON):
         path = os.path.join(folder, name)
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             continue
         if name == TEMPLATE:
             return _named(shown_path(path), {DEFAULT: text_file(path), **_more(os.path.join(folder, MORE))})
-        value = json_object(path).get(KEY)
+        value = tokenizer_object(path).get(KEY)
         if value is not None:
             return _named(f"{shown_path(path)}: {KEY}", value)
     return {}

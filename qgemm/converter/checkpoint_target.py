@@ -123,7 +123,7 @@ def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str
     """Write the config, with the other keys of the source's, and copy the tokenizer files of a source in a folder."""
     source_folder = source if os.path.isdir(source) else os.path.dirname(source)
     config_path = os.path.join(source_folder, MODEL)
-    config = json_object(config_path) if os.path.exists(config_path) else {}
+    config = json_object(config_path) if os.path.lexists(config_path) else {}
     config = {key: value for key, value in config.items() if key not in SECTIONS}
     modules = {
         step.weight.name.removesuffix(WEIGHT): step.format for step in steps if step.format.family == GROUP_FAMILY
@@ -136,9 +136,10 @@ def write_beside(folder: str, layout: Layout, steps: Sequence[Step], source: str
     config["quantization_config"] = layout.config(modules, plain)
     files = {MODEL: (json.dumps(config, indent=2) + "\n").encode()}
     for pattern in BESIDE:
-        for path in filter(os.path.isfile, glob(os.path.join(escape(source_folder), pattern))):
-            with system_errors(path, "read"), open(path, "rb") as file:
-                files[os.path.basename(path)] = file.read()
+        for path in glob(os.path.join(escape(source_folder), pattern)):
+            if os.path.isfile(path) or not os.path.exists(path):  # a link to nothing is an error
+                with system_errors(path, "read"), open(path, "rb") as file:
+                    files[os.path.basename(path)] = file.read()
     write_files(folder, files, create)
 
 

@@ -19,8 +19,8 @@ NO_EFFECT = {
     "hidden_dropout_prob", "mlp_dropout", "initializer_cutoff_factor", "deterministic_flash_attn", "sparse_prediction",
     "sparse_pred_ignore_index", "cls_token_id", "reference_compile", "attention_probs_dropout_prob",
     "router_aux_loss_coef", "attn_pdrop", "hidden_dropout", "embedding_dropout", "classifier_dropout", "slow_but_exact",
-    "input_jitter_noise",
-    "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",
+    "input_jitter_noise", "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32",
+    "scale_attention_softmax_in_fp32",
     *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
     "pretraining_tp", "use_cache", "output_router_logits", "output_hidden_states",
     "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder", "problem_type",
@@ -154,7 +154,7 @@ SEED_OSS: Rules = {
 PHI3: Rules = {"hidden_act": SILU}
 PHIMOE: Rules = {
     "hidden_act": SILU, "attention_bias": decided_elsewhere(False), "lm_head_bias": decided_elsewhere(False),
-    "tie_word_embeddings": OFF, "sliding_window": window_of_context(None),
+    "tie_word_embeddings": OFF, "sliding_window": window_of_context(None), "router_jitter_noise": only(0.01),
     "rope_parameters": Rule(
         None, lambda value, config: config.rope.number("short_mscale") == config.rope.number("long_mscale"),
         "has long_mscale other than short_mscale",
@@ -178,7 +178,7 @@ def _rotates_all_but_fourth(value: Any, config: Config) -> bool:
 
 def _window_by_size(value: Any, config: Config) -> bool:
     """llama.cpp has the windows of exaone 4 in the model with 64 layers, and in no other."""
-    return bool(value) == (config.need("num_hidden_layers") == 64)
+    return value != 0 and (value is not None) == (config.need("num_hidden_layers") == 64)
 
 
 def _mscale_is(mscale: float | None, config: Config) -> bool:
@@ -191,13 +191,9 @@ def _one_base(value: Any, config: Config) -> bool:
     return windows is None or windows == (config.rope.number("rope_theta") or config.number("rope_theta"))
 
 
-def as_many_heads(default: int | None) -> Rule:
-    """A rule for as many heads of keys and values as of queries."""
-    return Rule(
-        default,
-        lambda value, config: value in (None, config.value("num_attention_heads")),
-        "is not num_attention_heads",
-    )
+def same_as(key: str, default: int | None) -> Rule:
+    """The value of another key."""
+    return Rule(default, lambda value, config: value in (None, config.value(key)), f"is not {key}")
 
 
 def _whole_queries(value: Any, config: Config) -> bool:
@@ -258,7 +254,7 @@ ERNIE_MOE: Rules = {
 }  # fmt: skip
 DOTS1: Rules = {
     **HUNYUAN, "n_group": ONE_GROUP, "topk_group": ONE_GROUP, "layer_types": ALL_FULL,
-    "num_key_value_heads": as_many_heads(32),
+    "num_key_value_heads": same_as("num_attention_heads", 32),
     "sliding_window": decided_elsewhere(4096), "max_window_layers": decided_elsewhere(62),
 }  # fmt: skip
 GLM4MOE: Rules = {
@@ -277,12 +273,15 @@ DEEPSEEK: Rules = {
 
 DEEPSEEK2: Rules = {
     **DEEPSEEK, "topk_method": only("greedy"), "n_group": decided_elsewhere(None),
-    "topk_group": decided_elsewhere(None), "num_key_value_heads": as_many_heads(None),
+    "topk_group": decided_elsewhere(None), "head_dim": same_as("qk_rope_head_dim", None),
+    "num_key_value_heads": same_as("num_attention_heads", None),
 }  # fmt: skip
 DEEPSEEK3: Rules = {
-    **DEEPSEEK, "rope_interleave": only(True), "head_dim": decided_elsewhere(64), "n_group": decided_elsewhere(8),
-    "topk_group": decided_elsewhere(4),
-    "num_key_value_heads": as_many_heads(128),
+    **DEEPSEEK, "rope_interleave": only(True), "n_group": decided_elsewhere(8), "head_dim": Rule(
+        64, lambda value, config: value in (64, config.value("qk_rope_head_dim")), "is not qk_rope_head_dim"
+    ),
+    "topk_group": Rule(4, lambda value, config: value != 0, "leaves no group of experts"),
+    "num_key_value_heads": same_as("num_attention_heads", 128),
 }  # fmt: skip
 PHI: Rules = {"hidden_act": GELU, "qk_layernorm": OFF}
 GPTNEOX: Rules = {

@@ -121,7 +121,7 @@ def pooling_key(folder: str, writer: GGUFWriter) -> None:
     CheckpointError for another way than llama.cpp's: the mean, the first token, the last token.
     """
     path = os.path.join(folder, POOLING)
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
         return
     pooling = json_object(path)
     names = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]

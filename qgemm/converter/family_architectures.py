@@ -14,7 +14,6 @@ from .architecture_record import (
     EXPERTS,
     FUSED_ATTENTION,
     HEAD_NORMS,
-    OPTIONAL,
     POST_NORMS,
     ROW_NORMS,
     SHARED_EXPERT,
@@ -143,7 +142,8 @@ FAMILIES = {
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": Architecture(
         MODEL_ARCH.GLM4_MOE, family_keys.glm4moe_keys, {**ATTENTION, "post_attention_norm.weight": "E"},
-        config_rules.GLM4MOE, split=joined_experts, experts=CORRECTED, optional={**OPTIONAL, **HEAD_NORMS},
+        config_rules.GLM4MOE, split=joined_experts, experts=CORRECTED,
+        by_layer=lambda config, layer: HEAD_NORMS if config.value("use_qk_norm") is True else {},
         aliases=ROUTED, derived=family_keys.shared_expert, read_rotary=PARTIAL,
         defaults={
             "partial_rotary_factor": 0.5, "norm_topk_prob": True, "first_k_dense_replace": 1, "n_shared_experts": 1,
@@ -161,7 +161,8 @@ FAMILIES = {
     ),
     "StableLmForCausalLM": Architecture(
         MODEL_ARCH.STABLELM, family_keys.parallel_keys, {**PARALLEL, **DENSE, "attn_norm.bias": "E"},
-        config_rules.STABLELM, ends=NORMED_ENDS, optional={**OPTIONAL, **BEFORE_FFN, "ffn_norm.bias": "E"},
+        config_rules.STABLELM, ends=NORMED_ENDS,
+        by_layer=lambda config, layer: {} if config.value("use_parallel_residual") is True else with_biases(BEFORE_FFN),
         defaults={"partial_rotary_factor": 0.25}, read_rotary=PARTIAL,
         aliases={"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"},
     ),

@@ -159,9 +159,10 @@ def gemma4_keys(config: Config, writer: GGUFWriter) -> None:
 
 def proportional_factors(config: Config) -> dict[str, Floats]:
     """The divisors of the frequencies of full attention, which rotates the first pairs of dimensions alone."""
+    factor = config.rope.number("factor") or 1.0
     half = config.need("global_head_dim") // 2
     rotated = int((config.rope.number("partial_rotary_factor") or 1.0) * half)
-    return {"rope_freqs.weight": np.where(np.arange(half) < rotated, 1.0, UNROTATED).astype(np.float32)}
+    return {"rope_freqs.weight": np.where(np.arange(half) < rotated, factor, UNROTATED).astype(np.float32)}
 
 
 def _gemma4(config: Config, layer: int) -> Shapes:
@@ -179,13 +180,21 @@ def _gemma4(config: Config, layer: int) -> Shapes:
     return {**shapes, **(OWN_EMBEDDINGS if config.integer("hidden_size_per_layer_input") else {})}
 
 
+def _shared(config: Config, layer: int) -> Shapes:
+    """Keys and values of layers that share those of others: older checkpoints have them, and nobody reads them."""
+    groups, dim = ("GFD", "FD") if kinds(config)[layer] == FULL else ("GD", "D")
+    shapes = {"attn_k.weight": f"{groups} E", "attn_v.weight": f"{groups} E", "attn_k_norm.weight": dim}
+    return shapes if layer >= own_layers(config) else {}
+
+
 def _ends(config: Config) -> Shapes:
     return {**ENDS, **(OWN_EMBEDDINGS_ENDS if config.integer("hidden_size_per_layer_input") else {})}
 
 
 GEMMA4 = Architecture(
     MODEL_ARCH.GEMMA4, gemma4_keys, {**NORMS, "layer_output_scale.weight": "1"}, GEMMA4_RULES,
-    factors={"proportional": proportional_factors}, by_layer=_gemma4, ends_by_config=_ends, derived=full_heads,
+    factors={"proportional": proportional_factors}, by_layer=_gemma4, optional_by_layer=_shared,
+    ends_by_config=_ends, derived=full_heads,
     aliases={"top_k_experts": "num_experts_per_tok"}, read_rotary=("partial_rotary_factor",), tokenizer="gemma4",
     space=False,
     renames={".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale"},

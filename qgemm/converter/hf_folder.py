@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFType, GGUFValueType, GGUFWriter, get_tensor_name_map
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFType, GGUFValueType, GGUFWriter, Keys, get_tensor_name_map
 
 from qgemm.errors import CheckpointError
 from qgemm.files.documents import json_object
@@ -41,17 +41,19 @@ ONE_CHANNEL = ("ssm_conv1d.weight", "shortconv.conv.weight")  # [N, 1, K] that l
 F32 = FORMATS["f32"]
 LAYER_0 = "blk.0."
 ALONE = -1  # number of a tensor that is not stacked
-BIASES_BY_KEY = {  # keys of configs -> the matrices of each layer that have biases
-    **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias"), ("attn_q", "attn_k", "attn_v")),
-    "mlp_bias": ("ffn_up", "ffn_down"),
+QKV, PROJECTIONS = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up", "ffn_down")
+BIASED_BY_KEY = {  # keys of configs -> the matrices that have biases where the key is true
+    "attention_bias": (*QKV, "attn_output"), "attention_out_bias": ("attn_output",), "qkv_bias": QKV,
+    "use_qkv_bias": QKV, "mlp_bias": PROJECTIONS, "bias": ("attn_output", *PROJECTIONS), "lm_head_bias": ("output",),
 }  # fmt: skip
+PROMISED = (*QKV, "ffn_up", "ffn_down")  # matrices that have them in every architecture with a key for them
 WHOLE_NORMS = ("ssm_norm.weight",)  # stored as they are beside norms that are stored minus one
 
 
 def model_config(folder: str) -> tuple[Config, Architecture] | None:
     """The checked config of a folder and the record of its architecture; None if it names no architecture."""
     config_path = os.path.join(folder, MODEL)
-    if not os.path.exists(config_path):
+    if not os.path.lexists(config_path):
         return None
     values = json_object(config_path)
     return config_of(shown_path(config_path), values) if values.get("architectures") else None
@@ -96,7 +98,10 @@ def to_gguf_model(source: Source, path: PathLike, tied: bool) -> Source:
     model.write_numbers(writer)
     tokenizer_keys(folder, weights["token_embd.weight"].shape[0], writer, architecture)
     notes = [*left_out_notes(model.left_out), *_rotary_notes(config, architecture)]
-    return replace(source, weights=weights, metadata=metadata_of(writer), notes=[*source.notes, *notes])
+    metadata = metadata_of(writer)
+    if metadata[Keys.Tokenizer.MODEL] == "none":
+        notes.append("the folder has no tokenizer.json and no tokenizer.model, so that the file has no vocabulary")
+    return replace(source, weights=weights, metadata=metadata, notes=[*source.notes, *notes])
 
 
 def _rotary_notes(config: Config, architecture: Architecture) -> list[str]:
@@ -258,7 +263,11 @@ class Model:
         if OUTPUT not in weights and not (tied or self.tied):
             rule = "is missing, and tie_word_embeddings of the config is not true"
             raise self.refusal("lm_head.weight", f"{rule}; --tied makes the token embedding the output matrix")
-        for name, shape_letters in self.expected(weights):
+        expected = dict(self.expected(weights))
+        for name in weights:
+            if name not in expected:
+                raise self.refusal(name, "is no tensor of a model with this config")
+        for name, shape_letters in expected.items():
             shape = tuple(sizes[letter] for letter in shape_letters.split())
             if name not in weights:
                 raise self.refusal(name, "is missing")
@@ -267,15 +276,22 @@ class Model:
         self._check_biases(weights)
 
     def _check_biases(self, weights: Mapping[str, Weight]) -> None:
-        """Refuse biases that the config denies, unless they are zeros, and missing ones that it promises."""
-        for key, names in BIASES_BY_KEY.items():
-            stated = self.config.values.get(key) if key in self.architecture.rules else None
-            for stem in (f"blk.{layer}.{name}" for layer in range(self.layers) for name in names):
+        """Refuse biases that the config does not state, unless they are zeros, and missing ones that it states."""
+        rules, values = self.architecture.rules, self.config.values
+        stated = {key: values.get(key, rules[key].default) is True for key in BIASED_BY_KEY if key in rules}
+        always = {**self.architecture.layer, **self.architecture.dense, **self.architecture.ends}
+        for name in (*QKV, "attn_output", *PROJECTIONS, "output"):
+            keys = [key for key in stated if name in BIASED_BY_KEY[key]]
+            if not keys and f"{name}.bias" in always:
+                continue
+            denials = [f"{key} of the config is not true" for key in keys if not stated[key]]
+            denial = "" if keys and not denials else [*denials, "no key of the config states it"][0]
+            for stem in [name] if name == "output" else [f"blk.{layer}.{name}" for layer in range(self.layers)]:
                 bias = weights.get(f"{stem}.bias")
-                if stated is True and bias is None and f"{stem}.weight" in weights:
-                    raise self.refusal(f"{stem}.bias", f"is missing, and {key} of the config is true")
-                if stated is False and bias is not None and numbers_of(bias)(0, bias.size).any():
-                    raise self.refusal(f"{stem}.bias", f"is there, and {key} of the config is false")
+                if bias is not None and denial and numbers_of(bias)(0, bias.size).any():
+                    raise self.refusal(f"{stem}.bias", f"is there, and {denial}")
+                if bias is None and not denial and name in PROMISED and f"{stem}.weight" in weights:
+                    raise self.refusal(f"{stem}.bias", f"is missing, and {keys[0]} of the config is true")
 
     def expected(self, weights: Container[str]) -> Iterator[tuple[str, str]]:
         """The tensors of the model, each with its shape in letters.
@@ -287,7 +303,8 @@ class Model:
         for layer in range(self.layers):
             stem = f"blk.{layer}."
             shapes = self.architecture.shapes(self.config, layer, f"{stem}ffn_gate_inp.weight" in weights)
-            optional = {name: shape for name, shape in self.architecture.optional.items() if stem + name in weights}
+            optional = {**self.architecture.optional, **self.architecture.optional_by_layer(self.config, layer)}
+            optional = {name: shape for name, shape in optional.items() if stem + name in weights}
             yield from ((stem + name, shape) for name, shape in {**optional, **shapes}.items())
 
     def refusal(self, name: str, rule: str) -> CheckpointError:

@@ -216,8 +216,11 @@ def _rotated_dimensions(config: Config) -> int:
 PHI3_TRAINED = 4096  # original_max_position_embeddings of a Phi3Config that leaves it out
 
 
-def phi3_keys(config: Config, writer: GGUFWriter) -> None:
-    """Write the keys of phi 3 and phi moe, whose long context has factors of its own."""
+def phi3_keys(config: Config, writer: GGUFWriter, attention_factor: str = "attention_factor") -> None:
+    """Write the keys of phi 3, whose long context has factors of its own.
+
+    attention_factor: the rotary setting that replaces the usual factor of rotated queries and keys.
+    """
     context, rope = config.need("max_position_embeddings"), config.rope
     trained = config.integer("original_max_position_embeddings") or rope.integer("original_max_position_embeddings")
     if rope_kind(rope) == "longrope":
@@ -227,9 +230,14 @@ def phi3_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_rope_scaling_orig_ctx_len(trained or context)
     writer.add_sliding_window(config.integer("sliding_window") or 0)  # llama.cpp recognizes phi 4 by the 0
     if rope_kind(rope) == "longrope":
-        scale = context / (trained or context)
+        scale = rope.number("factor") or context / (trained or context)
         factor = sqrt(1 + log(scale) / log(trained or context)) if scale > 1 else 1.0
-        writer.add_rope_scaling_attn_factors(rope.number("short_mscale") or factor)
+        writer.add_rope_scaling_attn_factors(rope.number(attention_factor) or factor)
+
+
+def phimoe_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of phi moe."""
+    phi3_keys(config, writer, "short_mscale")
 
 
 def zero_biases(config: Config, sizes: Mapping[str, int]) -> Mapping[str, Floats]:

@@ -66,8 +66,8 @@ INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")  # init_lora_weig
 def is_adapter(path: PathLike) -> bool:
     """Whether a path is the folder of an adapter."""
     folder = path_string(path)
-    return os.path.isfile(os.path.join(folder, CONFIG)) and any(
-        os.path.isfile(os.path.join(folder, name)) for name in (WEIGHTS, PICKLED)
+    return os.path.lexists(os.path.join(folder, CONFIG)) and any(
+        os.path.lexists(os.path.join(folder, name)) for name in (WEIGHTS, PICKLED)
     )
 
 
@@ -75,7 +75,7 @@ def adapter_weights(folder: PathLike) -> str:
     """The path of the weights in an adapter's folder; CheckpointError if they are pickled."""
     name = path_string(folder)
     path = os.path.join(name, WEIGHTS)
-    if not os.path.isfile(path):
+    if not os.path.lexists(path):
         rule = f"holds {PICKLED}, which is not read: save the adapter as {WEIGHTS}"
         raise CheckpointError(f"{shown_path(name)}: {rule} (save_pretrained of peft does)")
     return path

@@ -52,8 +52,7 @@ def choose(tensors: Sequence[Sequence[Alternative]], nbytes: int) -> Choice:
     choice = _greedy(tensors, nbytes)
     largest = max(range(len(tensors)), key=lambda number: max(tensors[number]).nbytes)
     for index, alternative in enumerate(tensors[largest]):
-        fits = sum(smallest) - smallest[largest] + alternative.nbytes <= nbytes
-        if fits and isfinite(alternative.cost):
+        if sum(smallest) - smallest[largest] + alternative.nbytes <= nbytes:
             fixed = _greedy([*tensors[:largest], [alternative], *tensors[largest + 1 :]], nbytes)
             if fixed.cost < choice.cost:
                 indices = [*fixed.indices[:largest], index, *fixed.indices[largest + 1 :]]

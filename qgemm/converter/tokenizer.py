@@ -53,9 +53,9 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, architecture: Arc
     CheckpointError for a tokenizer of another kind, or one with more tokens than rows, or far fewer.
     """
     model, tokenizer = os.path.join(folder, SENTENCEPIECE), os.path.join(folder, TOKENIZER)
-    document = tokenizer_object(tokenizer) if os.path.exists(tokenizer) else {}
+    document = tokenizer_object(tokenizer) if os.path.lexists(tokenizer) else {}
     where = shown_path(tokenizer if document else folder)
-    if os.path.exists(model) and architecture.tokenizer == "llama":
+    if os.path.lexists(model) and architecture.tokenizer == "llama":
         vocabulary = _of_sentencepiece(model)
     elif document:
         vocabulary = vocabulary_of(where, document)
@@ -65,7 +65,7 @@ def tokenizer_keys(folder: str, rows: int, writer: GGUFWriter, architecture: Arc
             vocabulary.pre = _pre_tokenizer(folder, where, document)
     else:
         for other in OTHERS:
-            if os.path.exists(os.path.join(folder, other)):
+            if os.path.lexists(os.path.join(folder, other)):
                 raise CheckpointError(f"{where}: {other} is not read, {TOKENIZER} or {SENTENCEPIECE} is needed")
         writer.add_tokenizer_model("none")
         if Keys.LLM.VOCAB_SIZE.format(arch=writer.arch) not in writer.kv_data[0]:
@@ -120,7 +120,7 @@ def _of_sentencepiece(path: str) -> Vocabulary:
 def _setting(folder: str, key: str) -> Any:
     """A value of tokenizer_config.json, None where absent."""
     config = os.path.join(folder, CONFIG)
-    return json_object(config).get(key) if os.path.exists(config) else None
+    return tokenizer_object(config).get(key) if os.path.lexists(config) else None
 
 
 def _pre_tokenizer(folder: str, where: str, document: Mapping[str, Any]) -> str:
@@ -150,7 +150,7 @@ def _special(
     templates = chat_templates(folder)
     for name, read in READ_AGAIN.items():  # SpecialVocab parses these files itself, without limits
         path = os.path.join(folder, name)
-        if os.path.isfile(path):
+        if os.path.lexists(path):
             read(path)
     try:
         special = SpecialVocab(Path(folder), load_merges=merges, n_vocab=rows)
@@ -177,14 +177,14 @@ def _special(
 def added_tokens(folder: str) -> Iterator[tuple[int, Token]]:
     """Tokens that were added to the vocabulary of a folder, with their numbers."""
     path = os.path.join(folder, TOKENIZER)
-    return _added(folder, shown_path(path), tokenizer_object(path) if os.path.exists(path) else {})
+    return _added(folder, shown_path(path), tokenizer_object(path) if os.path.lexists(path) else {})
 
 
 def _added(folder: str, where: str, document: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
     """Tokens that were added to a vocabulary, with their numbers; later entries override earlier ones."""
     for name in (ADDED, CONFIG):
         path = os.path.join(folder, name)
-        config = tokenizer_object(path) if os.path.exists(path) else {}
+        config = tokenizer_object(path) if os.path.lexists(path) else {}
         entries_by_key = config if name == ADDED else config.get("added_tokens_decoder", {})
         if not isinstance(entries_by_key, dict):
             raise CheckpointError(f"{shown_path(path)}: added_tokens_decoder is no object")

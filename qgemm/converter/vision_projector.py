@@ -57,7 +57,7 @@ def to_projector(source: Source, path: PathLike, fmt: Format) -> Source:
     """
     folder = path_string(path)
     config_path = os.path.join(folder, MODEL)
-    if not os.path.isfile(config_path):
+    if not os.path.lexists(config_path):
         rule = f"has no {MODEL}: --mmproj is for a Hugging Face folder with a vision part"
         raise QgemmError(f"{shown_path(folder)}: {rule}")
     document, where = json_object(config_path), shown_path(config_path)
@@ -131,7 +131,7 @@ class VisionPart:
         where = shown_path(os.path.join(self.folder, IMAGES))
         for name in (IMAGES, PROCESSOR):
             path = os.path.join(self.folder, name)
-            if os.path.isfile(path):
+            if os.path.lexists(path):
                 document, where = json_object(path), shown_path(path)
                 inner = document.get("image_processor")
                 values |= {**document, **(inner if isinstance(inner, dict) else {})}

@@ -28,6 +28,7 @@ from qgemm.codec.float_types import DType, dtype_name
 from qgemm.tensor import Tensor
 
 from .native.calls import GATES, TARGETS, TYPES, Target
+from .native.interleave import copies_of
 from .native.library import reason
 from .native.products import Operand, Operands, in_place, targets_of
 from .plan import Argument, Library, Plan, address_of
@@ -125,6 +126,8 @@ def planned(w: Tensor, scalars: Scalars, arrays: Sequence[Any]) -> Sequence[Any]
         if plan is None:
             return None
         w.plans[scalars] = plan
+    if plan.copies and plan.is_stale():
+        return None
     return plan.outputs(arrays)
 
 
@@ -186,7 +189,10 @@ def _plan(arrays: Sequence[Any], ys: Sequence[Any], request: Request, activation
         for other in (0, *range(y + 1, len(used)))
     }
     memory, like = packed + converted, likeness(arrays)
-    return Plan(targets, "qgemm_replay", memory, used, len(outs), new, weights[1:], files, like, guarded, m, packed)
+    copies = copies_of(weights)
+    return Plan(
+        targets, "qgemm_replay", memory, used, len(outs), new, weights[1:], files, like, guarded, m, packed, copies
+    )
 
 
 def array_library(array: Any) -> Library:

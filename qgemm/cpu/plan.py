@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qgemm.tensor import Tensor
 
 from .native.calls import Guard, Replay, Target
+from .native.interleave import Copy
 from .native.library import reason
 from .native.pool import ready
 from .native.products import scratch
@@ -63,16 +64,18 @@ class Plan:
     memory: bytes of scratch memory; m, packed: as Replay has them. used: of each array, in order. files: weights of
     files, whose addresses are filled in at each call as well, and the offset of each in the record. outs: how many
     outputs the caller gives. new: makes each output where it gives none. weights: kept alive, since their ids are in
-    the key. guarded: pairs of an output and another array that must not share memory; True: unless one is at the
-    other's address. like: whether arrays have the facts of those of the call.
+    the key. copies: those that the record reads of weights that packed themselves. guarded: pairs of an output and
+    another array that must not share memory; True: unless one is at the other's address. like: whether arrays have the
+    facts of those of the call.
     """
 
     def __init__(
         self, record: Any, function: str, memory: int, used: Sequence[Argument], outs: int,
         new: Sequence[Callable[[], Any]], weights: Sequence[Tensor], files: Sequence[tuple[Tensor, int]],
         like: Callable[..., bool], guarded: Mapping[tuple[int, int], bool], m: int = 0, packed: int = 0,
+        copies: Sequence[Copy] = (),
     ) -> None:  # fmt: skip
-        self.like, self.function = like, function
+        self.like, self.function, self.copies = like, function, copies
         self.memory, self.used, self.new, self.outs = memory, used, new, outs
         self.converts = any(argument.convert for argument in used)
         self.files, self.weights = [w for w, _ in files], weights
@@ -93,6 +96,10 @@ class Plan:
         self.address = ctypes.addressof(self.call)
         self.packed_addresses = Struct(f"{count}N").pack
 
+    def is_stale(self) -> bool:
+        """Whether blocks were overwritten of which the record reads a copy."""
+        return any([copy.is_stale() for copy in self.copies])
+
     def one_output(self) -> Callable[..., Any] | None:
         """The call as a function of x and its terms, if y is one new array and nothing but addresses is filled in.
 
@@ -101,10 +108,10 @@ class Plan:
         if len(self.new) != 1 or self.converts or self.pointer is None:
             return None
         like, pointer, (new,), address, pack = self.like, self.pointer, self.new, self.address, self.packed_addresses
-        memory, replay = self.memory, getattr(ready(), self.function)
+        memory, replay, copies = self.memory, getattr(ready(), self.function), self.copies
 
         def output(x: Any, *terms: Any) -> Any:
-            if not like(x, *terms) or reason():
+            if not like(x, *terms) or reason() or (copies and self.is_stale()):
                 return None
             y = new()
             ready()  # with the number of threads that is set now

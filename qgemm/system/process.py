@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import subprocess
@@ -68,6 +69,21 @@ def after_fork(function: Callable[[], object]) -> None:
     """Call a function in each forked child, on a system that forks."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
+
+
+MADV_COLD = 20  # Linux has it from 5.4 on
+
+
+def advise_unused(address: int, size: int) -> None:
+    """Tell the system that memory will hardly be read again, so that its pages are the first to go where it is short.
+
+    Pages keep their contents: those of a file are read again, others swapped. Does nothing where no such advice exists.
+    """
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if sys.platform == "linux" and length > 0:
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_COLD)
 
 
 @cache

@@ -15,12 +15,29 @@ from .ops import check_tensor, traced, traced_embedding
 from .rows import selected
 
 
+def _cast_by_fsdp(table: QEmbedding) -> torch.dtype:
+    """The type of a table's rows under fully_shard: its policy casts float parameters and never the bytes of a table.
+
+    torch tells no module its policy; it is that of the group of parameters with the table's weight.
+    """
+    from torch.distributed._composable_state import _module_state_mapping as states
+
+    for state in [reference() for reference in states.values()]:
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for group in filter(None, groups):
+            for info in (parameter._module_info for parameter in group.fsdp_params):
+                if any(module is table for module in (info.module, *info.shared_modules)):
+                    return group.mp_policy.param_dtype or table.dtype
+    return table.dtype
+
+
 class QEmbedding(PackedModule):
     """Rows of a packed table [num_embeddings, embedding_dim] by their index, decoded into `dtype`.
 
     The index is int32 or int64 of any shape, on the layer's device. The table takes no gradient. padding_idx names the
     padding row, which the forward decodes like any other, as torch.nn.Embedding does. A layer may share its `weight`
-    with a QLinear, as in models whose head is their table.
+    with a QLinear, as in models whose head is their table. Under fully_shard (FSDP) with mixed precision rows have the
+    policy's param_dtype, as those of torch.nn.Embedding, whose parameter FSDP casts.
     """
 
     rows, columns = "num_embeddings", "embedding_dim"
@@ -71,10 +88,11 @@ class QEmbedding(PackedModule):
         check_tensor(index, self)
         if index.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"an index is int32 or int64, got {index.dtype}")
+        dtype = self.dtype if "_is_fsdp_managed_module" not in vars(self) else _cast_by_fsdp(self)
         if traced(index):
             n, k = self.num_embeddings, self.embedding_dim
-            return traced_embedding(index, self.weight, self._format, n, k, self.dtype)
-        return selected(self.packed, self._parameters["weight"], index, self.dtype)
+            return traced_embedding(index, self.weight, self._format, n, k, dtype)
+        return selected(self.packed, self._parameters["weight"], index, dtype)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QEmbedding:
         """Convert like torch; `.half()` and similar calls change the output's dtype."""

@@ -114,6 +114,8 @@ def packed_of(weight: torch.Tensor, spelling: str, shape: Shape, name: str = "")
             weight.data = file_bytes(_host_tensor(weight, fmt, shape, name))
         data = weight.detach().as_subclass(torch.Tensor)
         packed = (over_memory if on_gpu else _host_tensor)(data, fmt, shape, name)
+        if isinstance(packed, Tensor):
+            packed.packs = cached is None  # a weight whose bytes moved or changed after a product may do so each time
         keep(weight, packed, spelling)
     return packed
 

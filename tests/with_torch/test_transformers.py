@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from measured_errors import check_rms
 from torch_layers import assert_product, assert_same, torch
 from torch_models import KINDS, MIX, VOCABULARY, random_model, transformers, write_gguf
 
@@ -132,8 +133,8 @@ def test_a_tied_table_that_stays_dense_keeps_its_head_dense(tmp_path):
     assert half.lm_head.weight is half.get_input_embeddings().weight
     assert (type(single.lm_head), single.lm_head.format) == (QLinear, qgemm.FORMATS["f16"])
     assert single.lm_head.weight is single.get_input_embeddings().weight
-    difference = (logits(half) - logits(load(tmp_path / "model.gguf", False, dtype=torch.float16))).abs().max()
-    assert difference <= 64 * 2.0**-11 * logits(single).abs().max()  # each of 16 bits, rounded elsewhere
+    dense = load(tmp_path / "model.gguf", False, dtype=torch.float16)
+    check_rms(*(logits(model).double().numpy() for model in (half, dense)), "float16", roundings=64)
 
 
 class Doubled(torch.nn.Embedding):

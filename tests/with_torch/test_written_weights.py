@@ -75,7 +75,7 @@ def losses(model, x, steps=3):
     optimizer = torch.optim.SGD(parameters, 0.1)
     values = []
     for _ in range(steps):
-        loss = (model(x) - 1).square().mean()
+        loss = (model(x).float() - 1).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -113,6 +113,34 @@ def test_models_of_several_ranks_train(tmp_path, kind):
     """Under DistributedDataParallel and fully_shard each rank's loss falls, by gradients of both."""
     write_model(tmp_path / "model.gguf")
     for values in ranks.run(2, on_rank, tmp_path / "model.gguf", kind):
+        assert values[0] > values[1] > values[2]
+
+
+def under_mixed_precision(rank, path, wrapped):
+    """A dense layer of bfloat16 parameters follows the table, which alone gives float32; the head shares its weight."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with qgemm.open(path) as file:
+        table, head = QEmbedding.from_tensor(file["table"]), QLinear.from_tensor(file["table"])
+    head.weight = table.weight
+    model = torch.nn.Sequential(table, torch.nn.Linear(128, 128), head)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for part in {"root": [model], "rest": [model[1], model], "tied": [[table, head], model]}[wrapped]:
+        fully_shard(part, mesh=init_device_mesh("cpu", (2,)), mp_policy=policy)
+    x, rows = torch.arange(4) + rank, []
+    table.register_forward_hook(lambda module, args, y: rows.append(y))
+    values = losses(model, x)
+    assert torch.equal(rows[0], QEmbedding.from_tensor(weights(n=32), dtype=torch.bfloat16)(x))
+    return values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", ["root", "rest", "tied"])
+def test_mixed_precision_of_fsdp(tmp_path, wrapped):
+    """Rows of a float32 table have the type of the parameters beside them."""
+    write_model(tmp_path / "model.gguf")
+    for values in ranks.run(2, under_mixed_precision, tmp_path / "model.gguf", wrapped):
         assert values[0] > values[1] > values[2]
 
 

@@ -47,7 +47,7 @@ def folder_settings(folder: str) -> Settings | None:
     by_config: dict[str, Settings] = {}
     for name in CONFIGS:
         path = os.path.join(folder, name)
-        if not os.path.exists(path):
+        if not os.path.lexists(path):
             continue
         config = json_object(path)
         for section in _sections(config, name):

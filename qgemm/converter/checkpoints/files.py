@@ -54,7 +54,7 @@ def safetensors(path: str, part: bool = False) -> Source:
         rest = f"{shown_path(path)} is one of {name.shards} shards, which `qgemm convert --part` reads alone"
         raise GGUFNotFoundError(f"{error}; {rest}") from error
     index_path = name.stem + INDEX
-    file_of = shards(index_path) if os.path.exists(index_path) else None
+    file_of = shards(index_path) if os.path.lexists(index_path) else None
     return _open_files(path, paths, file_of)
 
 

@@ -27,12 +27,13 @@ from .calls import POOL
 from .compiler import FLAGS, NATIVE, CompileError, Compiler, CompilerStopped, compiled, compiler, stamp, stamped
 from .sources import Source, digest
 
-DISABLED = "QGEMM_CPU"  # =numpy: no compiled code
+MODE = "QGEMM_CPU"  # =numpy: no compiled code; =blocks: layers make no copies of their weights
+NUMPY, BLOCKS = "numpy", "blocks"
 NEEDED = {"x86_64": {"avx2", "fma", "f16c"}, "aarch64": {"asimd"}}  # features of the CPUs that kernels/cpu/vec/ serves
 
 ATTEMPTS = 3  # runs of a compiler that are stopped before it counts as broken
 
-_read_setting = setting(DISABLED)
+_read_mode = setting(MODE)
 _loaded: Once[ctypes.CDLL | None] = Once()
 _warning = new_lock()
 _compiled = threading.local()  # count: libraries that this thread has compiled
@@ -44,11 +45,17 @@ after_fork(_started.clear)  # a child has none of the threads
 
 def reason() -> str:
     """Why there is no compiled code, "" if there may be; the compiler is not run."""
-    if text := _read_setting():
-        if text != "numpy":
-            raise ValueError(f"{DISABLED} is {text!r}, and must be numpy or not be set")
-        return f"{DISABLED}=numpy"
+    text = _read_mode()
+    if text == NUMPY:
+        return f"{MODE}={NUMPY}"
+    if text not in ("", BLOCKS):
+        raise ValueError(f"{MODE} is {text!r}, and must be {NUMPY}, {BLOCKS} or not be set")
     return _failed[0] if _failed else lacking()
+
+
+def by_blocks_alone() -> bool:
+    """Whether layers multiply by the blocks of their weights, without a copy in the order of the CPU's vectors."""
+    return _read_mode() == BLOCKS
 
 
 @cache

@@ -18,7 +18,7 @@ from qgemm.codec.packing import Floats
 from qgemm.tensor import Tensor
 
 from .calls import A8, A16, FLOATS, LEAST_TILED, PACKED_TOKENS, ROWS, TABLE, TARGETS, TYPES, Decoding, Target, fields
-from .interleave import read_interleaved
+from .interleave import copy_of, read_interleaved
 from .libraries import loaded, multiplied_as, serves, sized, source
 from .library import Loader, compiles, library, reason
 from .pool import pool, pooled, ready, run
@@ -273,8 +273,9 @@ def targets_of(products: Sequence[Operands], x: Operand, m: int, k: int, activat
         if x.type is None:
             target.quantize = None
         target.x_type = x.type or 0
-        if p.w.interleaved is not None and not target.eight:
-            read_interleaved(target, p.w.interleaved)
+        copy = None if target.eight else copy_of(p.w, p.blocks)
+        if copy is not None:
+            read_interleaved(target, copy)
         target.packed_by = packers.setdefault((target.pack, target.digits, bool(target.interleaved)), i)
         if target.packed_by == i:
             nbytes += scratch_bytes(target, m)
