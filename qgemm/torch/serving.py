@@ -20,6 +20,7 @@ import torch
 
 from qgemm.codec.format import Format
 from qgemm.errors import ShapeError, UnsupportedError
+from qgemm.formats import GGML_TYPES
 from qgemm.ops import matmul_many
 
 from .ops import product, traced_embedding, traced_moe
@@ -27,6 +28,7 @@ from .storage import packed_of, spelled
 
 Shape = tuple[int, ...]
 
+QKV = {"q": 0, "k": 1, "v": 2}  # order of these tensors in a merged layer; others are numbered
 INTERLEAVED = ("llama", "mistral", "mixtral", "granite")  # model types whose files interleave halves of rotary pairs
 ROTARY = re.compile(r"\.self_attn\.([qk])_proj\.(qweight|weight|bias)$")
 
@@ -59,6 +61,14 @@ class Weight(NamedTuple):
 
 
 # ---------------------------------------------------------------- bytes -> weights
+
+
+def format_of(number: int, label: str) -> Format:
+    """The format with this number in ggml; UnsupportedError names the layer if qgemm does not multiply it."""
+    fmt = GGML_TYPES.get(number)
+    if fmt is None or fmt.levels is None:
+        raise UnsupportedError(f"{label}: type {number} of ggml is none that qgemm multiplies")
+    return fmt
 
 
 def packed_parameter(shard: Shard, shape: Shape) -> torch.nn.Parameter:
