@@ -50,6 +50,9 @@ def test_every_hook_names_something_of_sglang(hooks):
 
 
 def test_registering_twice_hooks_once_and_a_variable_turns_it_off(hooks, monkeypatch):
+    monkeypatch.setenv("QGEMM_SGLANG", "off")
+    with pytest.raises(ValueError, match="QGEMM_SGLANG is 'off', and must be 0"):
+        qgemm.sglang.register()
     monkeypatch.setenv("QGEMM_SGLANG", "0")
     qgemm.sglang.register()
     assert not HookRegistry._hooks
