@@ -30,7 +30,7 @@ from qgemm.cli.random_models import MODELS, write_file
 from . import results
 from .results import Row
 
-QGEMM, PLUGIN, DENSE, MARLIN = "qgemm", "plugin", "bf16", "awq_marlin"
+ROADS = QGEMM, PLUGIN, DENSE, MARLIN = "qgemm", "plugin", "bf16", "awq_marlin"
 CASES = (
     "llama-3-8b:q4_k_m:qgemm", "llama-3-8b:q4_k_m:plugin", "llama-3-8b:bf16:bf16", "llama-3-8b:awq:awq_marlin",
     "llama-3-8b:q4_0:qgemm", "llama-3-8b:q4_0:plugin", "llama-3-8b:q8_0:qgemm", "llama-3-8b:q8_0:plugin",
@@ -58,6 +58,16 @@ class Case(NamedTuple):
     def packed(self) -> bool:
         """Whether the engine reads a .gguf file."""
         return self.road in (QGEMM, PLUGIN)
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case of a command line, MODEL:TYPES:ROAD."""
+        model, _, rest = text.partition(":")
+        types, _, road = rest.partition(":")
+        if model not in MODELS or not types or road not in ROADS:
+            models, roads = ", ".join(MODELS), ", ".join(ROADS)
+            raise argparse.ArgumentTypeError(f"{text!r}: expected MODEL:TYPES:ROAD; models: {models}; roads: {roads}")
+        return cls(model, types, road)
 
 
 # ---------------------------------------------------------------- the process of an engine
@@ -258,29 +268,29 @@ def measure(cases: Sequence[Case], streams: Sequence[int], work: Path, logs: Pat
 def main() -> int:
     """Measure the cases, or be the process of one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=list(CASES), help=f"MODEL:TYPES:ROAD (default: {' '.join(CASES)})")
+    cases = f"MODEL:TYPES:ROAD (default: {' '.join(CASES)})"
+    parser.add_argument("cases", nargs="*", type=Case.parse, default=list(map(Case.parse, CASES)), help=cases)
     parser.add_argument("--beside", type=int, default=4, help="engines that run beside each other (default 4)")
     parser.add_argument("--streams", type=counts, default=STREAMS, help="sequences at a time (default 1,8,32,64,128)")
     parser.add_argument("--out", type=Path, help="write or merge the results file")
     parser.add_argument("--work", type=Path, help="keep the models in this folder (default: a temporary one)")
     parser.add_argument("--logs", type=Path, default=Path(), help="folder of the engines' logs")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=Case.parse, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(Case(*args.serve.split(":")), args.folder)
+        serve(args.serve, args.folder)
         return 0
     import torch
 
-    cases = [Case(*case.split(":")) for case in args.cases]
     device = torch.cuda.get_device_name()
     stamp = {"kernels_sha256": results.sources_sha256(), "date": time.strftime("%Y-%m-%d")}
     old = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     rows = {tuple(row[name] for name in KEY): row for row in old.get("rows", ()) if old["device"] == device}
     with tempfile.TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
-        for first in range(0, len(cases), args.beside):
-            for row in measure(cases[first : first + args.beside], args.streams, work, args.logs):
+        for first in range(0, len(args.cases), args.beside):
+            for row in measure(args.cases[first : first + args.beside], args.streams, work, args.logs):
                 rows[tuple(row[name] for name in KEY)] = {**row, **stamp}
                 print(json.dumps(row), flush=True)
                 if args.out:

@@ -5,6 +5,7 @@ test_sglang.py compares their signatures with the installed package if there is 
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from enum import Enum
 from types import SimpleNamespace
@@ -63,6 +64,10 @@ def apply_gguf_embedding(x, qweight, qweight_type, hidden_size, dtype=None):
     return "SGLang's own"
 
 
+def _initialize_model(model_config, load_config, quant_config=None):
+    return torch.nn.Module()
+
+
 class GGUFModelLoader:
     tensors: Any = ()  # names and tensors of the file
     routers: Any = ()  # TopKConfig of each layer of experts
@@ -71,7 +76,7 @@ class GGUFModelLoader:
         yield from self.tensors
 
     def load_model(self, *, model_config, device_config):
-        model = torch.nn.Module()
+        model = sys.modules["sglang.srt.model_loader.loader"]._initialize_model(model_config, None)
         model.loaded = dict(self._get_weights_iterator("model.gguf", {}))
         for number, config in enumerate(self.routers):
             model.add_module(f"topk{number}", torch.nn.Module())
@@ -91,7 +96,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "sglang.srt.configs": {}, "sglang.srt.configs.load_config": {"LoadFormat": LoadFormat},
     "sglang.srt.lora": {}, "sglang.srt.lora.lora": {"LoRAAdapter": LoRAAdapter},
     "sglang.srt.lora.lora_manager": {"get_lora_layer": get_lora_layer},
-    "sglang.srt.model_loader": {}, "sglang.srt.model_loader.loader": {"GGUFModelLoader": GGUFModelLoader},
+    "sglang.srt.model_loader": {},
+    "sglang.srt.model_loader.loader": {"GGUFModelLoader": GGUFModelLoader, "_initialize_model": _initialize_model},
 }  # fmt: skip
 
 

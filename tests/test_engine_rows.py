@@ -36,6 +36,15 @@ def small(monkeypatch):
     monkeypatch.setattr(engines, "PROGRAM", (sys.executable, "-c", PROGRAM))
 
 
+@pytest.mark.parametrize("case", ["llama-3-8b", "llama-3-8b:q4_0", "other:q4_0:qgemm", "llama-3-8b:q4_0:fast", "::"])
+def test_a_case_that_does_not_exist_is_refused(case, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["engines", case])
+    with pytest.raises(SystemExit):
+        engines.main()
+    assert "expected MODEL:TYPES:ROAD; models: llama-3-8b" in capsys.readouterr().err
+    assert list(map(":".join, map(Case.parse, engines.CASES))) == list(engines.CASES)
+
+
 def test_rows_of_engines_in_turns(small, tmp_path):
     rows = list(engines.measure([*CASES, Case("small", "bf16", "bf16")], [1, 2], tmp_path, tmp_path))
     starts, speeds = rows[:3], rows[3:]

@@ -21,15 +21,16 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(toolkit, "library", toolkit.library.__wrapped__)
     for name in toolkit.ROOTS:
         monkeypatch.delenv(name, raising=False)
-    linked = set()
+    linked, libraries = set(), []
 
     def opened(name):
+        libraries.append(name)
         if "/" not in name and name not in linked:
             raise OSError(f"{name}: cannot open shared object file")
         return name
 
     monkeypatch.setattr(toolkit, "ctypes", SimpleNamespace(CDLL=opened))
-    return SimpleNamespace(wheels=wheels, root=tmp_path / "cuda", linked=linked)
+    return SimpleNamespace(wheels=wheels, root=tmp_path / "cuda", linked=linked, libraries=libraries)
 
 
 def touch(*paths):
@@ -50,6 +51,15 @@ def test_wheels_of_both_layouts(machine, monkeypatch):
         assert toolkit.headers(place) == str(include / "include")
     monkeypatch.setattr(toolkit, "driver_cuda", lambda: None)
     assert toolkit.library("nvrtc")[1] == new / "lib"
+
+
+def test_the_builtins_of_nvrtc_are_opened_first(machine):
+    """The wheel nvidia-cuda-nvrtc 13.0.88, which torch 2.11 brings, looks for them by their name alone."""
+    names = ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13")
+    paths = [machine.wheels / "cu13" / "lib" / name for name in names]
+    touch(*paths, machine.wheels / "cu13" / "lib" / "libnvrtc-builtins.alt.so.13.0")
+    toolkit.library("nvrtc")
+    assert machine.libraries == list(map(str, paths))
 
 
 @pytest.mark.parametrize("folder", ["lib64", "lib", "targets/x86_64-linux/lib"])

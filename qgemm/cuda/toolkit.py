@@ -35,6 +35,8 @@ def library(name: str) -> tuple[Any, Path | None]:
         for file in files:
             for folder in places:
                 if (folder / file).exists():
+                    for builtins in folder.glob(f"lib{name}-builtins.so.*"):  # NVRTC 13.0 opens it without a folder
+                        ctypes.CDLL(str(builtins))
                     return ctypes.CDLL(str(folder / file)), folder
     for file in files:
         try:

@@ -6,12 +6,12 @@ after loading, and the functions of products, experts and rows multiply by them.
 
 from __future__ import annotations
 
-import os
+from qgemm.system.process import switch
 
 
 def register() -> None:
     """The entry point, which SGLang calls in every process before it applies hooks; calls may repeat."""
-    if os.environ.get("QGEMM_SGLANG", "1") == "0":
+    if not switch("QGEMM_SGLANG"):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

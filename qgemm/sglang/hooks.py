@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
-from qgemm.formats import FORMATS, GGML_TYPES
+from qgemm.formats import GGML_TYPES
 from qgemm.preparation import prepare
 from qgemm.torch import serving
 from qgemm.torch.patching import Patched
@@ -31,8 +30,7 @@ from qgemm.torch.serving import Shard
 MODULE = "sglang.srt.layers.quantization.gguf"
 LOADER = "sglang.srt.model_loader.loader.GGUFModelLoader.load_model"
 LORA = "sglang.srt.lora"
-FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-QKV = {"q": 0, "k": 1, "v": 2}
+TYPES = ("qweight_type", "w13_qweight_type", "w2_qweight_type")  # parameters with ggml's numbers of a layer's types
 FUNCTIONS = {"silu": "swiglu", "gelu": "geglu"}
 TYPE_OF_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.(?:gate|up)_proj\.qweight_type$")
 ROWS = range(1, 16385)  # tokens of a batch, up to the largest default of --chunked-prefill-size
@@ -40,17 +38,22 @@ ROWS = range(1, 16385)  # tokens of a batch, up to the largest default of --chun
 logger = logging.getLogger(__name__)
 
 
-def format_of(number: int, data: torch.Tensor) -> Format:
-    """The format of a tensor by its number in ggml, or by its dtype if it holds floats."""
-    if data.dtype in FLOATS:
-        return FORMATS[FLOATS[data.dtype]]
-    fmt = GGML_TYPES.get(number)
-    if fmt is None or fmt.levels is None:
-        raise UnsupportedError(f"type {number} of ggml is none that qgemm multiplies")
-    return fmt
-
-
 # ---------------------------------------------------------------- layers
+
+
+def check(layer: Any, label: str) -> None:
+    """Refuse, by the layer's name, types that qgemm does not multiply, and ranks that cannot share the layer."""
+    columns = getattr(layer, "input_size_per_partition", 0)  # linear layers alone have it
+    for types in [getattr(layer, name) for name in TYPES if hasattr(layer, name)]:
+        for number in getattr(types, "shard_weight_type", {}).values() or [types.weight_type]:
+            fmt = serving.format_of(number, label)
+            if columns:
+                serving.check_columns(fmt, layer.input_size, layer.input_size // columns, label)
+    if hasattr(layer, "w13_qweight_type") and getattr(layer, "moe_tp_size", 1) > 1:
+        raise UnsupportedError(
+            f"{label}: SGLang cuts bytes of experts by rows alone, so that {layer.moe_tp_size} ranks cannot share an "
+            "expert; share the experts instead: --ep-size equal to --tp-size"
+        )
 
 
 def process_linear(method: Any, layer: Any) -> None:
@@ -58,17 +61,13 @@ def process_linear(method: Any, layer: Any) -> None:
     if hasattr(layer, "qgemm_weights"):
         return
     old, types = layer.qweight, layer.qweight_type
-    places = sorted(old.shard_id, key=lambda place: QKV.get(place, place))
-    device = layer.qweight_type.device
+    places = sorted(old.shard_id, key=lambda place: serving.QKV.get(place, place))
     if places:
         tensors = [old.data_container[old.shard_id_map[place]] for place in places]
         numbers = [types.shard_weight_type.get(place, types.weight_type) for place in places]
     else:
         tensors, numbers = [old.data], [types.weight_type]
-    shards = [Shard(format_of(number, data), data.to(device)) for number, data in zip(numbers, tensors, strict=True)]
-    part = getattr(layer, "input_size_per_partition", 0)  # columns on this rank; other layers have none
-    for shard in shards if part else ():
-        serving.check_columns(shard.format, layer.input_size, layer.input_size // part, str(layer))
+    shards = [Shard(GGML_TYPES[number], data.to(types.device)) for number, data in zip(numbers, tensors, strict=True)]
     shape = old.tensor_shape
     del tensors, layer._parameters["qweight"]
     old.data_container.clear()
@@ -92,19 +91,13 @@ def process_experts(method: Any, layer: Any) -> None:
     """Replace the bytes of all experts by packed weights of gate, up and down."""
     if hasattr(layer, "qgemm_weights"):
         return
-    if getattr(layer, "moe_tp_size", 1) > 1:
-        raise UnsupportedError(
-            f"SGLang cuts bytes of experts by rows alone, so that {layer.moe_tp_size} ranks cannot share an expert; "
-            "share the experts instead: --ep-size equal to --tp-size"
-        )
     device, shards, shapes = layer.w13_qweight_type.device, [], []
     for name, places in (("w13", ("w1", "w3")), ("w2", ("w2",))):
         old, number = getattr(layer, f"{name}_qweight"), getattr(layer, f"{name}_qweight_type").weight_type
         experts = old.tensor_shape[0]
         for place in places:
             tensors = [old.expert_data_map.pop((expert, place)) for expert in range(experts)]
-            fmt = format_of(number, tensors[0])
-            shards.append(Shard(fmt, torch.stack([tensor.to(device) for tensor in tensors])))
+            shards.append(Shard(GGML_TYPES[number], torch.stack([tensor.to(device) for tensor in tensors])))
             shapes.append(old.tensor_shape)
         del tensors, layer._parameters[f"{name}_qweight"]
         old.data_container.clear()
@@ -154,14 +147,21 @@ def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, 
     It leaves rows of Q and K as llama.cpp orders them, and does not divide the router's factors of Qwen3-MoE by their
     sum, which llama.cpp does.
     """
-    weights_of = loader._get_weights_iterator
-    config = model_config.hf_config
+    from sglang.srt.model_loader import loader as loaders
+
+    new_model, weights_of, config = loaders._initialize_model, loader._get_weights_iterator, model_config.hf_config
+    models: list[Any] = []  # the model, when SGLang has created it
+
+    def remembered(*arguments: Any, **options: Any) -> Any:
+        models.append(new_model(*arguments, **options))
+        return models[0]
+
+    def weights(*names: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return serving.in_halves(checked(models[0], weights_of(*names)), config)
+
     with Patched() as patched:
-        patched.replace(
-            loader,
-            "_get_weights_iterator",
-            lambda *names: serving.in_halves(with_one_type(weights_of(*names)), config),
-        )
+        patched.replace(loaders, "_initialize_model", remembered)
+        patched.replace(loader, "_get_weights_iterator", weights)
         model = original(loader, model_config=model_config, device_config=device_config)
     if config.model_type == "qwen3_moe" and config.norm_topk_prob:
         for topk in filter(None, (getattr(module, "topk_config", None) for module in model.modules())):
@@ -170,17 +170,22 @@ def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, 
     return model
 
 
-def with_one_type(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a file; UnsupportedError where a layer's experts have gate and up of two types.
+def checked(model: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file, whose types come first; layers are checked when all types are known.
 
-    SGLang remembers one type for both, the last one that it reads. Types come before all other tensors.
+    UnsupportedError, too, where a layer's experts have gate and up of two types: SGLang remembers one for both.
     """
     types: dict[str, int] = {}
+    loading = False
     for name, tensor in weights:
         match = TYPE_OF_EXPERTS.match(name)
         if match and types.setdefault(match[1], int(tensor)) != int(tensor):
             pair = " and ".join(str(GGML_TYPES.get(number, number)) for number in (types[match[1]], int(tensor)))
             raise UnsupportedError(f"{match[1]}: gate and up are of {pair}, and SGLang keeps one type for both")
+        if not loading and not name.endswith("qweight_type"):
+            loading = True
+            for label, layer in model.named_modules():
+                check(layer, label)
         yield name, tensor
 
 
@@ -189,7 +194,7 @@ def prepare_model(model: Any) -> None:
     weights = list(serving.packed_weights(model))
     if not weights:
         return
-    dtype = next((p.dtype for p in model.parameters() if p.dtype in FLOATS), torch.float16)
+    dtype = next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), torch.float16)
     prepared = prepare(weights, m=ROWS, dtype=str(dtype).removeprefix("torch."), progress=False)
     counts = Counter(str(weight.format) for weight in weights)
     text = ", ".join(f"{count} of {fmt}" for fmt, count in sorted(counts.items()))

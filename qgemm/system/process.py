@@ -48,6 +48,14 @@ def cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
+def switch(name: str) -> bool:
+    """Whether a plugin is on: its variable of the environment is "1" or missing; ValueError unless it is "0" then."""
+    text = os.environ.get(name, "1")
+    if text not in ("0", "1"):
+        raise ValueError(f"{name} is {text!r}, and must be 0 (off) or 1 (on)")
+    return text == "1"
+
+
 def setting(name: str) -> Callable[[], str]:
     """A function that returns a variable of the environment, "" without it, as it is now.
 

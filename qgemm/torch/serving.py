@@ -4,7 +4,7 @@
 
 An engine merges layers that share x, such as those of Q, K and V, into one layer with one output; its tensors may have
 different formats. Neighbours of one format become one weight, whose rows follow one another: a layer of one format has
-one product, which stores y directly.
+one product, by `qgemm::linear_forward`, which stores y directly.
 
 `hold` puts packed weights into a layer of the engine. Their descriptions are the layer's attribute `qgemm_weights`.
 """
@@ -20,13 +20,15 @@ import torch
 
 from qgemm.codec.format import Format
 from qgemm.errors import ShapeError, UnsupportedError
+from qgemm.formats import GGML_TYPES
 from qgemm.ops import matmul_many
 
-from .ops import product, traced_embedding, traced_moe
+from . import ops
 from .storage import packed_of, spelled
 
 Shape = tuple[int, ...]
 
+QKV = {"q": 0, "k": 1, "v": 2}  # order of these tensors in a merged layer; others are numbered
 INTERLEAVED = ("llama", "mistral", "mixtral", "granite")  # model types whose files interleave halves of rotary pairs
 ROTARY = re.compile(r"\.self_attn\.([qk])_proj\.(qweight|weight|bias)$")
 
@@ -59,6 +61,14 @@ class Weight(NamedTuple):
 
 
 # ---------------------------------------------------------------- bytes -> weights
+
+
+def format_of(number: int, label: str) -> Format:
+    """The format with this number in ggml; UnsupportedError names the layer if qgemm does not multiply it."""
+    fmt = GGML_TYPES.get(number)
+    if fmt is None or fmt.levels is None:
+        raise UnsupportedError(f"{label}: type {number} of ggml is none that qgemm multiplies")
+    return fmt
 
 
 def packed_parameter(shard: Shard, shape: Shape) -> torch.nn.Parameter:
@@ -137,8 +147,15 @@ def products_of(
     activation: str = "a16",
 ) -> torch.Tensor:  # fmt: skip
     """y [..., N] of packed weights, their products side by side."""
+    y: torch.Tensor
+    if len(weights) == 1:
+        n, k = weights[0].shape
+        spec = ops.product_spec(weights[0].format, n, k, activation, False)
+        y = (ops.traced_linear_forward if ops.traced(x) else ops.linear_forward)(x, parameters[0], bias, spec)
+        return y
     formats, ns = [w.format for w in weights], [w.shape[0] for w in weights]
-    y: torch.Tensor = _traced_linear_joined(x, parameters, bias, formats, ns, weights[0].shape[1], activation)
+    joined = _traced_linear_joined if ops.traced(x) else _linear_joined
+    y = joined(x, parameters, bias, formats, ns, weights[0].shape[1], activation)
     return y
 
 
@@ -150,7 +167,9 @@ def embedding(layer: Any, index: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
 def rows_of(parameter: torch.Tensor, weight: Weight, index: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows of one packed weight by their index."""
-    rows: torch.Tensor = traced_embedding(index, parameter, weight.format, *weight.shape, dtype)
+    n, k = weight.shape
+    function = ops.traced_embedding if ops.traced(index) else ops.embedding
+    rows: torch.Tensor = function(index, parameter, weight.format, n, k, dtype)
     return rows
 
 
@@ -170,7 +189,7 @@ def experts(
         present = ids >= 0
         ids, factors = ids.where(present, 0), factors.where(present, 0)
     weights: tuple[Weight, ...] = layer.qgemm_weights
-    y: torch.Tensor = traced_moe(
+    y: torch.Tensor = (ops.traced_moe if ops.traced(x) else ops.experts)(
         x,
         ids,
         factors,
@@ -188,14 +207,12 @@ def _linear_joined(
     ns: Sequence[int], k: int, activation: Any,
 ) -> torch.Tensor:  # fmt: skip
     packed = [packed_of(w, fmt, (n, k)) for w, fmt, n in zip(weights, formats, ns, strict=True)]
-    if len(packed) == 1:
-        return product(x, packed[0], bias, activation)
     if bias is not None and bias.device.type == "cpu":
         bias = bias.detach().clone()  # NumPy would pin its storage
-    biases = None if bias is None else bias.split(list(ns))
+    biases = None if bias is None else bias.split_with_sizes(ns)
     if x.numel() == k:  # parts of one row of y are contiguous, so that kernels can store into them
         y = x.new_empty((*x.shape[:-1], sum(ns)))
-        matmul_many(x, packed, activation, biases=biases, outs=y.split(list(ns), -1))
+        matmul_many(x, packed, activation, biases=biases, outs=y.split_with_sizes(ns, -1))
         return y
     return torch.cat(matmul_many(x, packed, activation, biases=biases, dtype=x.dtype), -1)
 

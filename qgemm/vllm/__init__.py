@@ -9,12 +9,12 @@ additional_config={"qgemm": {"activation": "a8_g256"}}.
 
 from __future__ import annotations
 
-import os
+from qgemm.system.process import switch
 
 
 def register() -> None:
     """The entry point, which vLLM calls in every process, in no fixed order with other plugins; calls may repeat."""
-    if os.environ.get("QGEMM_VLLM", "1") == "0":
+    if not switch("QGEMM_VLLM"):
         return
     from .plugin import install
 

@@ -14,11 +14,10 @@ from vllm.model_executor.parameter import BasevLLMParameter
 
 from qgemm.codec.format import Format
 from qgemm.errors import UnsupportedError
-from qgemm.formats import FORMATS, GGML_TYPES
-from qgemm.torch.serving import Shard, cut_columns
+from qgemm.formats import FORMATS
+from qgemm.torch.serving import QKV, Shard, cut_columns, format_of
 
 FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-QKV = {"q": 0, "k": 1, "v": 2}
 
 
 class Collected:
@@ -31,9 +30,7 @@ class Collected:
 
     def announce(self, number: int, place: Any = None) -> None:
         """Note the format of a place, or of several, by its number in ggml."""
-        fmt = GGML_TYPES.get(number)
-        if fmt is None or fmt.levels is None:
-            raise UnsupportedError(f"{self.label}: type {number} of ggml is none that qgemm multiplies")
+        fmt = format_of(number, self.label)
         for key in place if isinstance(place, tuple) else (place,):
             self.formats[key] = fmt
 

@@ -50,6 +50,9 @@ def test_every_hook_names_something_of_sglang(hooks):
 
 
 def test_registering_twice_hooks_once_and_a_variable_turns_it_off(hooks, monkeypatch):
+    monkeypatch.setenv("QGEMM_SGLANG", "off")
+    with pytest.raises(ValueError, match="QGEMM_SGLANG is 'off', and must be 0"):
+        qgemm.sglang.register()
     monkeypatch.setenv("QGEMM_SGLANG", "0")
     qgemm.sglang.register()
     assert not HookRegistry._hooks
@@ -83,13 +86,27 @@ def test_the_functions_multiply_by_packed_weights_and_leave_bytes_to_sglang(hook
     assert layer.qweight.tensor_shape == (40, w.shape[1])  # read by SGLang's embedding
 
 
-def test_columns_that_ranks_cannot_share_are_refused(hooks):
-    whole = qgemm.quantize(normal(32, 768).numpy(), "q4_k")
-    layer = sglang_like.linear(
-        {None: raw(whole)[:, : raw(whole).shape[1] // 2]}, {None: int(NUMBERS["q4_k"])}, 768, 384
-    )
-    with pytest.raises(QgemmError, match="768 columns of Q4_K are 3 blocks"):
-        hooks.process_linear(None, layer)
+def test_layers_are_refused_by_name_before_bytes_are_loaded(hooks):
+    """When all types are known; 4 ranks cannot share 768 columns of super-blocks."""
+    model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(2, 2)})
+    model["o_proj"] = sglang_like.linear({None: torch.empty(0)}, {None: 0}, 768, 192)
+
+    def loaded(number):
+        """The names that the model reads, as SGLang's loaders read them."""
+        weights = [("o_proj.qweight_type", torch.tensor(number)), ("o_proj.qweight", torch.empty(0))]
+        for name, tensor in hooks.checked(model, weights):
+            if name.endswith("type"):
+                model["o_proj"].qweight_type.weight_type = tensor.item()
+            else:
+                pytest.fail("bytes came")
+
+    with pytest.raises(QgemmError, match=r"^o_proj: 768 columns of Q4_K are 3 blocks"):
+        loaded(NUMBERS["q4_k"])
+    with pytest.raises(QgemmError, match=r"^o_proj: type 24 of ggml is none that qgemm multiplies"):
+        loaded(24)
+    model["o_proj"].qweight_type.shard_weight_type = {"q": NUMBERS["q8_0"], "k": 9999}
+    with pytest.raises(QgemmError, match=r"^o_proj: type 9999 of ggml"):
+        loaded(NUMBERS["q8_0"])
 
 
 def test_experts_of_several_types(hooks):
@@ -113,8 +130,12 @@ def test_experts_of_several_types(hooks):
     method.moe_runner_config.activation = "relu2"
     with pytest.raises(QgemmError, match="relu2"):
         hooks.apply_experts(method, layer, sglang_like.dispatched(x, FACTORS, ids))
-    with pytest.raises(QgemmError, match="--ep-size"):
-        hooks.process_experts(None, sglang_like.experts({part: raw(w) for part, w in tensors.items()}, numbers, 2))
+    layer = sglang_like.experts({part: raw(w) for part, w in tensors.items()}, numbers, 2)
+    with pytest.raises(QgemmError, match=r"^a\.experts: .* 2 ranks cannot share an expert; .*--ep-size"):
+        hooks.check(layer, "a.experts")
+    layer.moe_tp_size, layer.w2_qweight_type.weight_type = 1, 24
+    with pytest.raises(QgemmError, match=r"^a\.experts: type 24 of ggml"):
+        hooks.check(layer, "a.experts")
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("llama", [0, 2, 1, 3, 4, 6, 5, 7]), ("qwen3", range(8))])
@@ -185,10 +206,10 @@ def test_gate_and_up_of_two_types_are_refused_before_loading(hooks):
             )
 
     same = dict(types(gate=NUMBERS["q4_k"], up=NUMBERS["q4_k"], down=NUMBERS["q6_k"]))
-    assert dict(hooks.with_one_type(same.items())) == same
+    assert dict(hooks.checked(torch.nn.Module(), same.items())) == same
     # Rows of both types have as many bytes.
     with pytest.raises(QgemmError, match=r"layers\.3\.mlp\.experts: gate and up are of Q4_K and Q4_0"):
-        list(hooks.with_one_type(types(gate=NUMBERS["q4_k"], up=NUMBERS["q4_0"])))
+        list(hooks.checked(torch.nn.Module(), types(gate=NUMBERS["q4_k"], up=NUMBERS["q4_0"])))
 
 
 def test_kernels_are_prepared_after_loading(hooks, monkeypatch, caplog):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
     pytest.mark.compiles,
     pytest.mark.skipif(bool(library.reason()), reason=library.reason()),
-    pytest.mark.skipif(not pool.loaded_libraries(pool.RUNTIMES), reason="torch has no OpenMP runtime"),
+    pytest.mark.skipif(not pool.loaded_libraries(("libgomp", "libiomp5")), reason="torch has no OpenMP runtime"),
 ]
 N, K = 9000, 256  # one row of x is worth the threads of a pool that sleeps
 
@@ -52,3 +55,16 @@ def test_products_run_on_the_threads_of_torch(rows, of_torch, new):
         assert torch.equal(y, qgemm.matmul(x, w))
     finally:
         pool._use_openmp(pool.pool())
+
+
+def test_another_runtime_in_the_process_is_not_used(tmp_path):
+    """Packages such as sentencepiece bring a libgomp of their own, which may come first in the list of libraries."""
+    runtime, *_ = pool.loaded_libraries(("libgomp", "libiomp5"))
+    other = shutil.copy(runtime, tmp_path / "libgomp-copy.so.1")
+    address = ctypes.cast(ctypes.CDLL(other).GOMP_parallel, ctypes.c_void_p).value
+    functions = []
+    pool._use_openmp(SimpleNamespace(qgemm_use_openmp=lambda *pointers: functions.extend(p.value for p in pointers)))
+    (torch_library,) = pool.loaded_libraries(pool.TORCH)
+    linked = [ctypes.cast(getattr(ctypes.CDLL(torch_library), name), ctypes.c_void_p).value for name in pool.OPENMP]
+    assert functions == linked
+    assert address not in functions

@@ -42,6 +42,9 @@ def test_the_order_of_plugins_does_not_matter(plugin, order):
 def test_a_variable_turns_the_plugin_off(plugin, monkeypatch):
     import qgemm.vllm
 
+    monkeypatch.setenv("QGEMM_VLLM", "off")
+    with pytest.raises(ValueError, match="QGEMM_VLLM is 'off', and must be 0"):
+        qgemm.vllm.register()
     monkeypatch.setenv("QGEMM_VLLM", "0")
     qgemm.vllm.register()
     assert not vllm_like.REGISTERED

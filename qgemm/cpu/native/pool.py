@@ -19,7 +19,7 @@ from .sources import Source
 _threads = 0  # threads of the pool
 _knows_torch = False  # whether torch was imported before a product
 OPENMP = "GOMP_parallel", "omp_get_max_threads"
-RUNTIMES = "libgomp", "libiomp5"  # runtimes of OpenMP that have GOMP_parallel
+TORCH = ("libtorch_cpu.",)  # torch's library, which is linked with a runtime of OpenMP
 
 
 @Loader
@@ -71,12 +71,13 @@ def _adopt(code: ctypes.CDLL, threads: int) -> None:
 
 def _use_openmp(code: ctypes.CDLL) -> None:
     """Let products run on the threads of torch: two sets of threads that spin would take the cores from each other."""
-    for path in loaded_libraries(RUNTIMES):
-        with suppress(OSError, AttributeError):
-            runtime = ctypes.CDLL(path)
-            code.qgemm_use_openmp(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in OPENMP))
-            logger.info("products run on the threads of %s", path)
-            return
+    for path in loaded_libraries(TORCH):
+        for scope in (None, path):  # as torch is linked: with a global runtime, e.g. of LD_PRELOAD, before its own
+            with suppress(OSError, AttributeError):
+                runtime = ctypes.CDLL(scope)
+                code.qgemm_use_openmp(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in OPENMP))
+                logger.info("products run on the threads of torch")
+                return
 
 
 def run(work: Any, argument: Any, count: int, least: int) -> None:
