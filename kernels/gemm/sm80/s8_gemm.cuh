@@ -17,7 +17,8 @@ template <class Base>
 struct Sm80S8Gemm : Sm80EightBits<Base> {
     static constexpr int CHUNKS = Base::BLOCK_TOKENS / CHUNK_TOKENS, CHUNK_TILES = CHUNK_TOKENS / 8;
     static constexpr int TILES_TOGETHER = 2;  // column tiles whose integer sums a warp holds
-    static_assert(Base::STAGES >= 2 && Base::STAGES <= CHUNKS, "W, copied with a group's first chunk, is there in time");
+    static_assert(Base::STAGES >= 2 && Base::STAGES <= CHUNKS,
+                  "W, copied with a group's first chunk, is there in time");
 };
 
 // Rows of x are padded so that the eight rows of an ldmatrix are in different banks.
