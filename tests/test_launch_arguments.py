@@ -20,6 +20,7 @@ from qgemm.cuda.driver.launch import TensorMap
 from qgemm.cuda.jit import sources, twins
 from qgemm.cuda.jit.twins import EpilogueArguments, Outputs, Types
 from qgemm.cuda.kernels import (
+    gemm_sm80_s8,
     gemv,
     prefill_sm80,
     prefill_sm80_eight_bits,
@@ -46,6 +47,7 @@ PRODUCTS = [
     (prefill_sm80.PREFILL_SM80, "a16", "half", 80),
     (prefill_sm80.PREFILL_SM80_A8, "a8", Q8_1, 80),
     (prefill_sm80_eight_bits.PREFILL_SM80_EIGHT_BITS, "a8_g256", EIGHT_BITS, 80),
+    (gemm_sm80_s8.GEMM_SM80_S8, "a8_g256", EIGHT_BITS, 80),
 ]
 
 

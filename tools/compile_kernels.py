@@ -37,6 +37,7 @@ import qgemm
 from qgemm import FORMATS
 from qgemm.cuda.jit import cache, codegen, nvrtc
 from qgemm.cuda.kernels.decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES
+from qgemm.cuda.kernels.gemm_sm80_s8 import GEMM_SM80_S8
 from qgemm.cuda.kernels.moe_prefill_sm80 import MOE_PREFILL_SM80
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm80 import PREFILL_SM80, PREFILL_SM80_A8
@@ -62,12 +63,22 @@ BY_TURNS = (
     "float",
 )  # fmt: skip
 CONFIGS_BY_TURNS = 2
-ALIKE = (MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, PREFILL_SM80_EIGHT_BITS.name)
+ALIKE = (
+    MOE_DECODE.name, MOE_DECODE_TILES.name, MOE_PREFILL_SM80.name, PREFILL_SM80_EIGHT_BITS.name, GEMM_SM80_S8.name,
+)  # fmt: skip
 # Formats that stand for families, which FORMATS does not list.
 REPRESENTATIVES = (*GROUP_FORMATS, "f8_e4m3_g128", "i8_g16", "i8_g32", "s7_1of2", "kbit4_f32")
 FAMILY_ELSEWHERE = 4  # one in 4 of REPRESENTATIVES is compiled on each architecture other than TUNED
 CUBINS_OF_TUNED, CUBINS_OF_OTHERS = 16, 32  # one unit in 16 becomes a cubin if its registers are judged, else in 32
-NEVER_SPILLING = (PREFILL_SM80.name, PREFILL_SM80_A8.name, PREFILL_SM80_EIGHT_BITS.name)  # on any architecture
+NEVER_SPILLING = (
+    PREFILL_SM80.name,
+    PREFILL_SM80_A8.name,
+    PREFILL_SM80_EIGHT_BITS.name,
+    GEMM_SM80_S8.name,
+)  # on any architecture
+# Exception: bytes of GEMM_SM80_S8, whose accumulators and operand A have 192 registers. The bytes are constants of the
+# main loop that a warp reads again once in 256 IMMA instructions.
+SPILLED_BY_S8 = 64
 SPILLED_BY_SIXTEENS = 24  # exception: bytes of PREFILL_SM80_A8 on sm_120 for formats with groups of 16 (q2_k)
 SERIALIZED = "C75"  # ptxas' warnings C7508 to C7519: wgmma instructions are serialized
 TYPE_PREFIXES = ("In", "Out", "ROW_SCALE_")  # parameters that follow from types, not from a config
@@ -214,14 +225,21 @@ def resources(report: str) -> Resources:
     return Resources(int(registers), sum(map(int, re.findall(r"(\d+) bytes spill stores", report))))
 
 
+def allowed_to_spill(unit: Unit) -> int:
+    """Bytes that a unit that is judged may spill."""
+    if unit.kernel == GEMM_SM80_S8.name:
+        return SPILLED_BY_S8
+    sixteens = (unit.kernel, unit.arch) == (PREFILL_SM80_A8.name, "sm_120") and FORMATS[unit.format].group == 16
+    return SPILLED_BY_SIXTEENS if sixteens else 0
+
+
 def problem(unit: Unit, report: str, error: str) -> str:
     """The reason why a unit fails, or ""."""
     if error:
         return f"{unit}: {error}"
     if not judged(unit):
         return ""
-    sixteens = (unit.kernel, unit.arch) == (PREFILL_SM80_A8.name, "sm_120") and FORMATS[unit.format].group == 16
-    if (spilled := resources(report).spilled) > (SPILLED_BY_SIXTEENS if sixteens else 0):
+    if (spilled := resources(report).spilled) > allowed_to_spill(unit):
         return f"{unit}: spills {spilled} bytes of registers"
     return f"{unit}: wgmma instructions are serialized: {report}" if SERIALIZED in report else ""
 

@@ -81,7 +81,8 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     import numpy as np
 
     import qgemm
-    from qgemm.codec.group_activations import GROUP_COLUMNS, multiplies
+    from qgemm.codec.group_activations import GROUP_COLUMNS, INTEGER, multiplies
+    from qgemm.cuda.kernels.gemm_sm80_s8 import GEMM_SM80_S8, serves
     from qgemm.cuda.kernels.gemm_sm90_s8 import GEMM_SM90_S8
     from qgemm.cuda.kernels.prefill_sm80 import Plan
     from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
@@ -96,8 +97,9 @@ def eight_bits(w: Any, rng: Any, sm: int) -> None:
     for kind in (group for group in GROUP_COLUMNS if multiplies(group, w.format)):
         prepared = qgemm.quantize_activations(x, kind)
         p = Problem(w.format, kind, m, n, k, sm, EIGHT_BITS, (Output(n, bias="float32"),), 0, on.device, on.sms)
-        by_mma = (Plan(plan.config, split_k) for plan in PREFILL_SM80_EIGHT_BITS.configs(p) for split_k in (1, 3))
-        runs, within = [(PREFILL_SM80_EIGHT_BITS, plan) for plan in by_mma], []
+        by_mma = [PREFILL_SM80_EIGHT_BITS, *[GEMM_SM80_S8] * (kind in INTEGER and serves(w.format))]
+        plans = ((kernel, plan.config) for kernel in by_mma for plan in kernel.configs(p))
+        runs, within = [(kernel, Plan(config, split_k)) for kernel, config in plans for split_k in (1, 3)], []
         if can_serve(GEMM_SM90_S8, p):
             ranked = [config for config, _ in GEMM_SM90_S8.ranked(p)]
             runs += [(GEMM_SM90_S8, config) for config in ranked]

@@ -17,16 +17,6 @@
 
 namespace qgemm {
 
-// The tiles of a row_block in a stage: the Pipeline of EightBitScales.
-template <class Config>
-struct StageTiles {
-    static constexpr int K_BLOCKS = Config::K_BLOCKS;
-    const typename Config::Tile* tiles;
-
-    __device__ const auto& codes(int k_block) const { return tiles[k_block / K_BLOCKS].k_blocks[k_block % K_BLOCKS]; }
-    __device__ const auto& fields(int, int k_block, u32) const { return tiles[k_block / K_BLOCKS].fields; }
-};
-
 // A warp's share of a k_iter.
 template <class Config>
 struct EightBitWarp {
@@ -116,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(qgemm::Prefill::THREADS, 1)
     auto& stages = smem.stages();
     const WarpCoord<Prefill> coord;
     const CtaTile<Prefill> p(n, k, m, split_k);
-    TileLoader<Prefill> w_loader(stages[0], tiles, p);
+    TileLoader<Prefill> w_loader(stages[0].tiles, tiles, p);
     EightBitXLoader<Prefill> x_loader(stages[0], x, x_rows, p);
     fill_stages(w_loader, x_loader, sizeof(stages[0]),
                 [] { share_table<Format, half, Prefill::THREADS>(Format::CODE_EXPONENT); });

@@ -10,10 +10,12 @@ import numpy as np
 from qgemm.codec.eight_bits import COLUMNS, EightBits
 from qgemm.codec.group_activations import GROUP_COLUMNS
 from qgemm.cuda.jit.twins import EpilogueArguments, Products, Types
-from qgemm.cuda.kernels import decode, gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, requantize
+from qgemm.cuda.kernels import decode, gemm_sm90_s8, prefill_sm80, requantize
 from qgemm.cuda.kernels.decode_config import decode_configs_for, decode_template, gated_config
+from qgemm.cuda.kernels.prefill_sm80_eight_bits import PREFILL_SM80_EIGHT_BITS
 from qgemm.cuda.layout import group_activations
 from qgemm.cuda.layout import tile as tiles
+from qgemm.cuda.problem import EIGHT_BITS, Problem
 
 from . import Kernel, check_guards, device_array, to_device
 
@@ -67,11 +69,15 @@ def in_groups(blocks, group):
     return np.concatenate([part.view(np.uint8).reshape(-1) for part in map(np.ascontiguousarray, parts)])
 
 
-def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=None, residual=None, backwards=False):
-    """y [m, n] by a config of prefill_sm80_eight_bits, from prepared blocks [m, K / 32]; bytes beside y stay."""
+def run_eight_bits(
+    w, blocks, kind, config=0, split_k=1, out="float32", bias=None, residual=None, backwards=False,
+    record=PREFILL_SM80_EIGHT_BITS,
+):  # fmt: skip
+    """y [m, n] by a config of a kernel of sm_80, from prepared blocks [m, K / 32]; bytes beside y stay."""
     fmt, (n, k), m, group = w.format, w.shape, len(blocks), GROUP_COLUMNS[kind]
-    plan = prefill_sm80_eight_bits.measured()[config]
-    template = prefill_sm80_eight_bits.template(fmt, plan, kind, SM)
+    p = Problem(fmt, kind, m, n, k, SM, EIGHT_BITS)
+    whole = list(record.configs(p))[config]
+    plan, template = whole.config, record.template(p, whole)
     count = prefill_sm80.tiles_of(plan, n, m)
     y, counters = device_array((m, n), helpers.float_dtype(out)), device_array(count, np.uint32)
     y.view(np.uint8)[...] = 0xFF  # NaN
@@ -85,7 +91,7 @@ def run_eight_bits(w, blocks, kind, config=0, split_k=1, out="float32", bias=Non
             setattr(epilogue.arrays, name, array.ctypes.data)
     packed, activations = to_device(tiles.pack(fmt, w.blocks)), to_device(in_groups(blocks, group))
     sizes = n, k, m, group_activations.rows_of(m), split_k
-    run = kernel(prefill_sm80_eight_bits.NAME, fmt, **template)
+    run = kernel(record.name, fmt, **template)
     run(count * split_k, plan.threads, packed, activations, epilogue, partials, counters, *sizes, backwards=backwards)
     assert not counters.any()
     check_guards(y)

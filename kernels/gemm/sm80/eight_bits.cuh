@@ -32,6 +32,16 @@ struct EightBitStage {
     float x_scales[Config::BLOCK_TOKENS];
 };
 
+// The tiles of a row_block in a stage: the Pipeline of EightBitScales.
+template <class Config>
+struct StageTiles {
+    static constexpr int K_BLOCKS = Config::K_BLOCKS;
+    const typename Config::Tile* tiles;
+
+    __device__ const auto& codes(int k_block) const { return tiles[k_block / K_BLOCKS].k_blocks[k_block % K_BLOCKS]; }
+    __device__ const auto& fields(int, int k_block, u32) const { return tiles[k_block / K_BLOCKS].fields; }
+};
+
 // Copies W, one k_iter after the other. A team of TEAM_THREADS copies a row_block's tiles, which are adjacent, as
 // 16-byte chunks.
 template <class Config>
@@ -44,7 +54,8 @@ struct TileLoader {
     int left;           // chunks from there to the end of the slice; none for a row_block beyond n
     u32 to;             // address of this chunk in the first stage
 
-    __device__ TileLoader(EightBitStage<Config>& stage, const Tile* tiles, const CtaTile<Config>& p) {
+    __device__ TileLoader(Tile (&stage)[Config::ROW_BLOCKS][Config::TILES], const Tile* tiles,
+                          const CtaTile<Config>& p) {
         const int team = threadIdx.x / TEAM_THREADS, chunk = threadIdx.x % TEAM_THREADS;
         const i64 first_row = p.first_row + team * TILE_ROWS;
         const int row_tiles = p.k_blocks / Config::K_BLOCKS, first = p.first * Config::TILES;
@@ -52,7 +63,7 @@ struct TileLoader {
         const Tile* row_block = tiles + (inside ? first_row / TILE_ROWS * row_tiles + first : 0);
         from = reinterpret_cast<const uint4*>(row_block) + chunk;
         left = inside ? (min(row_tiles, p.end * Config::TILES) - first) * TILE_CHUNKS - chunk : 0;
-        to = shared_address(stage.tiles[team]) + 16 * chunk;
+        to = shared_address(stage[team]) + 16 * chunk;
     }
     // Copies the next k_iter to `offset` bytes after the first stage; zeros beyond the slice.
     __device__ void load(u32 offset) {

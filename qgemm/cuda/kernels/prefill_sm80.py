@@ -111,8 +111,14 @@ def predicted(p: Problem, plan: Plan, m: int) -> float:
         return inf
     (config, split_k), k_blocks = plan, -(-p.k // tiles.K_BLOCK)
     busiest_us = -(-tiles_of(config, p.n, m) * split_k // p.sms) * -(-k_blocks // split_k) * config.us
+    return busiest_us + reduction_us(plan)
+
+
+def reduction_us(plan: Plan) -> float:
+    """The us of the reduction of a split tile."""
+    config, split_k = plan
     parts = split_k * config.warp_split_k * config.tokens * config.row_blocks / (128 * 4)
-    return busiest_us + (split_k > 1) * (REDUCTION_US["always"] + REDUCTION_US["part"] * parts)
+    return (split_k > 1) * (REDUCTION_US["always"] + REDUCTION_US["part"] * parts)
 
 
 def may_share(plan: Plan, n: int, m: int, processors: int) -> bool:

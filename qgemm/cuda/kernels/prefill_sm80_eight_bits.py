@@ -87,8 +87,13 @@ def fitting(p: Problem) -> list[Sm80Config]:
 
 def launch(p: Problem, plan: Plan) -> Launchable:
     """The launch for every matrix of one shape and format, and M rows of x."""
+    return launch_of(NAME, _template(p, plan), p, plan)
+
+
+def launch_of(name: str, constants: Template, p: Problem, plan: Plan) -> Launchable:
+    """The launch of a kernel with the parameters of this one."""
     config, split_k = plan
-    constants, count, (output,) = _template(p, plan), tiles_of(config, p.n, p.m), p.outputs
+    count, (output,) = tiles_of(config, p.n, p.m), p.outputs
     pointers = Pointers(epilogue=EpilogueArguments(types=Types.from_names(*output[1:])))
     w, x, partials, counters = (
         ctypes.c_void_p.from_buffer(pointers, getattr(Pointers, name).offset)
@@ -97,7 +102,7 @@ def launch(p: Problem, plan: Plan) -> Launchable:
     rows = ctypes.c_int(group_activations.rows_of(p.m))
     sizes = ctypes.c_int64(p.n), ctypes.c_int64(p.k), ctypes.c_int(p.m), rows, ctypes.c_int(split_k)
     product = Launch(
-        load(NAME, p.format, **constants),
+        load(name, p.format, **constants),
         count * split_k,
         config.threads,
         int(constants["SMEM_BYTES"]),

@@ -14,10 +14,12 @@ from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.problem import C_TYPES, TYPES, Output, Problem, Routed
 from qgemm.errors import UnsupportedError
 
-from . import gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90_eight_bits
+from . import gemm_sm80_s8, gemm_sm90_s8, prefill_sm80, prefill_sm80_eight_bits, prefill_sm90_eight_bits
 from .decode import DECODE, DECODE_A8, DECODE_SLICES, MOE_DECODE, MOE_DECODE_TILES, sliced
 from .dot_floats import GEMV_FLOATS, MOE_FLOATS, differs
 from .expert_tiles import DECODE_TILE, Size
+from .gemm_sm80_s8 import GEMM_SM80_S8
+from .gemm_sm80_s8 import pays as s8_pays
 from .gemm_sm90_s8 import GEMM_SM90_S8
 from .gemv import GEMV_DP4A, GEMV_SIMT
 from .gemv import TOKEN_TILES as GEMV_TOKENS
@@ -45,6 +47,7 @@ MMA_TOKENS, A8_TOKENS = (
 )
 EIGHT_BIT_TOKENS = tuple(sorted({config.tokens for config in sm80_eight_bit_configs()}))
 GEMM_TOKENS = (gemm_sm90_s8.BLOCK_TOKENS,)
+S8_TOKENS = tuple(sorted({config.tokens for config in gemm_sm80_s8.measured()}))
 # mma.sync of e4m3 on sm_90 costs 1.9 times as much as of int8: 180.5 instead of 97.3 us with 256 rows of x, 44.1
 # instead of 22.2 us with 16 (8192x8192).
 E4M3_BY_MMA_SYNC = 1.9
@@ -63,6 +66,7 @@ class Formats(NamedTuple):
 
 TILED = Formats("tiled", lambda fmt: fmt.tiled)
 INTEGER = Formats("integer", lambda fmt: fmt.tiled and fmt.integer)
+NO_TABLE = Formats("integer, no table", gemm_sm80_s8.serves)
 NUMBERS = Formats("no codebook", lambda fmt: fmt.tiled and not fmt.needs_table)
 CODEBOOK = Formats("codebook", lambda fmt: fmt.tiled and fmt.needs_table)
 FEW_BITS = Formats("few bits, points of 8", sliced)
@@ -171,6 +175,8 @@ DENSE = (
     Route(PREFILL_SM80_A8, ("a8",),  WIDE,   ANY, 80,  ANY, INTEGER,  A8_TOKENS,   "mma.sync, integer dots"),
     Route(GEMM_SM90_S8,    ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, GEMM_TOKENS, "W as bytes, wgmma", gemm_pays),
     Route(PREFILL_SM90_EIGHT_BITS, ("a8_g256",), TYPES, ANY, *WGMMA, INTEGER, WGMMA_S8_TOKENS, "wgmma of bytes"),
+    Route(GEMM_SM80_S8,    ("a8_g256",), TYPES, ANY, 80,  90,  NO_TABLE, S8_TOKENS, "W as bytes in registers", s8_pays),
+    Route(GEMM_SM80_S8,    ("a8_g256",), TYPES, ANY, 100, ANY, NO_TABLE, S8_TOKENS, "W as bytes in registers", s8_pays),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 80, 90, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
     Route(PREFILL_SM80_EIGHT_BITS, ("a8_g256",), TYPES, ANY, 100, ANY, INTEGER, EIGHT_BIT_TOKENS, "mma.sync of bytes"),
     Route(GEMM_SM90_S8,    ("e4m3_g256",), TYPES, ANY, *WGMMA, E4M3, GEMM_TOKENS, "of e4m3", gemm_pays),
