@@ -26,8 +26,8 @@ def row(road, variant, speed, dtype="bfloat16", batch=1, prompt=512, **more):
 
 
 ROWS = [
-    {**FIELDS, "road": "qgemm", "variant": "load", "dtype": "bfloat16", "batch": 0, "prompt": 0, "load_s": 3.5, "first_s": 20.0,
-     "file_bytes": 4_910_000_000, "weights_bytes": 5_000_000_000, "peak_bytes": 5_100_000_000},
+    {**FIELDS, "road": "qgemm", "variant": "load", "dtype": "bfloat16", "batch": 0, "prompt": 0, "load_s": 3.5,
+     "first_s": 20.0, "file_bytes": 4_910_000_000, "weights_bytes": 5_000_000_000, "peak_bytes": 5_100_000_000},
     row("qgemm", "a16", 17920.4), row("dense", "a16", 18307.4),
     row("qgemm", "graph", 201.25, peak_bytes=6_000_000_000, first_s=1.5), row("dense", "graph", 124.0),
     row("qgemm", "graph", 210.0, "float16"), row("qgemm", "graph", 2189.0, batch=16),
