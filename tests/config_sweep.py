@@ -34,7 +34,7 @@ LABELS = {
     "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "auto_map",
     "id2label", "label2id", "vision_config", "audio_config", "text_config",
 }  # fmt: skip
-SIZES_OF_TENSORS = {  # whose changes no checkpoint survives
+SIZES_OF_TENSORS = {  # A checkpoint does not fit a config in which one changes.
     "hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "moe_intermediate_size", "n_embd", "n_layer",
     "n_inner", "hidden_size_per_layer_input", "vocab_size_per_layer_input", "laurel_rank",
 }  # fmt: skip

@@ -35,7 +35,7 @@ MIN_ROWS = 256  # rows of x
 CHUNK_TOKENS = 32  # rows of x of a stage: kernels/gemm/sm80/s8_gemm.cuh
 STAGES = 3
 TILE_BYTES = 64  # CtaTile of kernels/gemm/sm80/config.cuh, aligned as tiles of W are
-SM_WARPS = 8  # whose registers fit into an SM
+SM_WARPS = 8  # their registers fit into an SM
 CTA_RESERVED = 1 << 10  # bytes of shared memory that CUDA keeps for itself, of each CTA
 
 
