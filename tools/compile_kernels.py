@@ -226,7 +226,7 @@ def resources(report: str) -> Resources:
 
 
 def allowed_to_spill(unit: Unit) -> int:
-    """Bytes that a unit that is judged may spill."""
+    """Bytes of registers that a unit may spill where it is judged: 0 but for the exceptions above."""
     if unit.kernel == GEMM_SM80_S8.name:
         return SPILLED_BY_S8
     sixteens = (unit.kernel, unit.arch) == (PREFILL_SM80_A8.name, "sm_120") and FORMATS[unit.format].group == 16

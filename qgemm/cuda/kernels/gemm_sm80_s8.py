@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache, partial
 from math import inf
 
 from qgemm.codec.eight_bits import COLUMNS, level_range
 from qgemm.codec.format import Format
+from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.configs import read
 from qgemm.cuda.jit.codegen import Template
 from qgemm.cuda.layout import group_activations
@@ -81,9 +82,9 @@ def template(fmt: Format, config: Sm80Config) -> Template:
     }
 
 
-def fitting(p: Problem) -> list[Sm80Config]:
-    """The configs that fit into the shared memory of the problem's GPU."""
-    return [config for config in measured() if shared_bytes(p.format, config) <= shared_limit(p.sm)]
+def fitting(fmt: Format, sm: int) -> list[Sm80Config]:
+    """The configs that fit into the shared memory of a GPU."""
+    return [config for config in measured() if shared_bytes(fmt, config) <= shared_limit(sm)]
 
 
 def predicted(p: Problem, plan: Plan, m: int) -> float:
@@ -97,7 +98,7 @@ def predicted(p: Problem, plan: Plan, m: int) -> float:
 
 def ranked(p: Problem) -> list[tuple[Plan, float]]:
     """Every plan and its predicted us, the fastest first."""
-    times = ((plan, predicted(p, plan, p.m)) for plan in plans(fitting(p)))
+    times = ((plan, predicted(p, plan, p.m)) for plan in plans(fitting(p.format, p.sm)))
     return sorted((pair for pair in times if pair[1] < inf), key=lambda pair: pair[1])
 
 
@@ -108,7 +109,8 @@ def pays(p: Problem) -> bool:
 
 def chosen(p: Problem, rows: Sequence[int]) -> list[Plan]:
     """The plans that are chosen for any of these numbers of rows of x."""
-    return fastest(((plan, plan.config.tokens, partial(predicted, p, plan)) for plan in plans(fitting(p))), rows)
+    candidates = plans(fitting(p.format, p.sm))
+    return fastest(((plan, plan.config.tokens, partial(predicted, p, plan)) for plan in candidates), rows)
 
 
 def launch(p: Problem, plan: Plan) -> Launchable:
@@ -116,7 +118,14 @@ def launch(p: Problem, plan: Plan) -> Launchable:
     return prefill_sm80_eight_bits.launch_of(NAME, template(p.format, plan.config), p, plan)
 
 
+def extra_units(fmt: Format | None, sm: int, activations: Collection[str]) -> Iterator[tuple[str, Template]]:
+    """The (kernel, template) pairs of a format: whether the kernel pays follows from the sizes of a product."""
+    if fmt is not None and serves(fmt) and not set(INTEGER).isdisjoint(activations):
+        yield from ((NAME, template(fmt, config)) for config in fitting(fmt, sm))
+
+
 GEMM_SM80_S8 = Kernel(
-    NAME, lambda p: [Plan(config) for config in fitting(p)], ranked, chosen,
+    NAME, lambda p: [Plan(config) for config in fitting(p.format, p.sm)], ranked, chosen,
     lambda p, plan: template(p.format, plan.config), launch, reads=lambda p: (EIGHT_BITS,), adds=True,
+    extra_units=extra_units,
 )  # fmt: skip
