@@ -34,6 +34,10 @@ LABELS = {
     "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "auto_map",
     "id2label", "label2id", "vision_config", "audio_config", "text_config",
 }  # fmt: skip
+NOT_OF_TEXT = {  # parts that no text reaches, ids of tokens that stand for images, and outputs beside the logits
+    "multimodal_projector_bias", "spatial_merge_size", "audio_token_id", "image_token_id", "video_token_id",
+    "output_attentions", "output_hidden_states",
+}  # fmt: skip
 SIZES_OF_TENSORS = {  # A checkpoint does not fit a config in which one changes.
     "hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "moe_intermediate_size", "n_embd", "n_layer",
     "n_inner", "hidden_size_per_layer_input", "vocab_size_per_layer_input", "laurel_rank",
@@ -105,7 +109,7 @@ def changes(architecture: str, document: Document) -> Iterator[tuple[Place, Any]
         parts.append((("text_config",), document.get("text_config", {}), text))
     for path, values, part in parts:
         values = {**dict.fromkeys(field.name for field in fields(type(part)) if field.init), **part.to_dict(), **values}
-        for name in sorted(values.keys() - LABELS - SIZES_OF_TENSORS):
+        for name in sorted(values.keys() - LABELS - NOT_OF_TEXT - SIZES_OF_TENSORS):
             yield from _changes_of((*path, name), values[name])
 
 

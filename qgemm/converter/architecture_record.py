@@ -68,6 +68,7 @@ class Architecture(NamedTuple):
     roles: role of a special token -> its text, where the folder gives no token that role.
     variant: the record of a config whose models llama.cpp calls by another architecture, None if it is this one.
     space: whether text gets a leading space before tokenization, None if the tokenizer decides.
+    tied_by_text: whether the text part of a model that sees says if the output is tied, not the whole.
     split: splits a fused tensor of the checkpoint into llama.cpp's tensors, under Hugging Face's names; tensors that do
     not fit are refused.
     """
@@ -99,6 +100,7 @@ class Architecture(NamedTuple):
     renames: Mapping[str, str] = {}
     tokenizer: str = "llama"
     pools: bool = False
+    tied_by_text: bool = False
     variant: Callable[[Mapping[str, Any]], Any] = lambda document: None
 
     def shapes(self, config: Config, layer: int, experts: bool) -> Shapes:
@@ -111,10 +113,12 @@ class Architecture(NamedTuple):
     def config(self, where: str, document: Mapping[str, Any]) -> Config:
         """A config with the defaults, under the names that are used here, with the values that follow from others.
 
-        The text part of a model that sees precedes the whole, except that the whole says whether its output is tied.
+        The text part of a model that sees precedes the whole. But mostly the whole says whether its output is tied.
         """
-        tied = {key: document[key] for key in ("tie_word_embeddings",) if key in document}
-        values = {**document, **(document.get("text_config") or {}), **tied}
+        text, key = document.get("text_config") or {}, "tie_word_embeddings"
+        values = {**document, **text}
+        if key in document and not (self.tied_by_text and text):
+            values[key] = document[key]
         renamed = {new: values[old] for old, new in self.aliases.items() if values.get(old) is not None}
         rotary = {key: values.pop(key, None) for key in ROTARY_SETTINGS}
         if not any(rotary.values()):  # null and {} stand for the default, which may be under either key

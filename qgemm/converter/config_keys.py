@@ -90,7 +90,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         **dict.fromkeys(("n_embd", "n_embed"), SIZE),
         **dict.fromkeys(("n_layer", "n_head", "num_kv_heads", "n_head_kv"), COUNT),
         **dict.fromkeys(("n_positions", "seq_length", "model_max_length", "max_trained_positions"), POSITIONS),
-        **dict.fromkeys(("n_inner", "ffn_hidden_size", "shared_expert_intermediate_size"), whole(0, 2**24)),
+        **dict.fromkeys(("n_inner", "shared_expert_intermediate_size"), whole(0, 2**24)),
+        "ffn_hidden_size": whole(1, 2**24),
         "shared_intermediate_size": whole(0, 2**24),
         **dict.fromkeys(
             ("n_routed_experts", "n_shared_experts", "moe_num_experts", "moe_num_shared_experts"), OPTIONAL_COUNT
@@ -117,7 +118,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "moe_every_n_layers": whole(-1, 2**16),  # 0 and -1: no layer has experts
         **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), OPTIONAL_COUNT),
         **dict.fromkeys(
-            ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), whole(0, 2**20)
+            ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), whole(1, 2**20)
         ),
         **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), number(0, 1)),
         **dict.fromkeys(("logit_scale", "routed_scaling_factor", "clip_qkv"), FACTOR),

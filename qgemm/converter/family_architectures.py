@@ -96,6 +96,7 @@ MINISTRAL3 = Architecture(
 LLAMA4 = Architecture(
     MODEL_ARCH.LLAMA4, family_keys.llama4_keys, LAYER, config_rules.LLAMA4, split=transposed_experts, experts=SHARED,
     factors={"llama3": llama3_factors}, derived=family_keys.llama4_sizes, defaults={"rope_theta": 5e5},
+    tied_by_text=True,
 )  # fmt: skip
 
 FAMILIES = {

@@ -129,7 +129,7 @@ def _tangent(
     format: str,
     n: int,
     k: int,
-    wide: bool,
+    wide: bool = False,
 ) -> torch.Tensor | None:
     """The exact product of a tangent of x, plus the tangent of the bias."""
     y = None if x is None else Product.apply(x, weight, None, format, n, k, "a16", wide)
