@@ -8,13 +8,12 @@ from functools import partial
 import harness
 import numpy as np
 import pytest
-from eight_bit_codes import of_units
+from eight_bit_codes import check_ends_of_int8, check_epilogue
 from harness.products import run_eight_bits
 from helpers import normal, random_tensor
 from strategies import CODES, over_formats
 
 import qgemm
-from qgemm.codec.format import float_dtype
 from qgemm.cuda.kernels import gemm_sm80_s8 as gemm
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
 from qgemm.cuda.kernels import routes
@@ -50,28 +49,15 @@ def test_products_have_the_bits_of_the_kernel_for_fewer_rows(fmt):
 @harness.needs_compiler
 @every_config
 def test_integers_are_exact_to_the_ends_of_int8(config):
-    """Bit for bit the product on the CPU, over CTAs along K as well, threads in either order."""
-    x, w = of_units(140, 300, 1056, np.random.default_rng(5))
-    want = qgemm.matmul(x, w, KIND)
-    assert want[0, 0] == -want[1, 0] == -1056 * 127**2
-    for split_k, backwards in ((1, False), (3, True), (4, False)):
-        np.testing.assert_array_equal(run(w, prepared(x), KIND, config, split_k, backwards=backwards), want)
+    """Over CTAs along K as well, threads in either order."""
+    check_ends_of_int8(run, KIND, config, (140, 300, 1056), ((1, False), (3, True), (4, False)))
 
 
 @pytest.mark.compiles
 @harness.needs_compiler
 @pytest.mark.parametrize(("out", "bias", "residual"), [("float16", "float32", None), ("bfloat16", None, "float32")])
 def test_epilogue(out, bias, residual):
-    """y = sum + bias + residual, rounded once."""
-    x, w = of_units(3, 70, 256, np.random.default_rng(6))
-    x = np.sign(x) * (np.arange(256) % 128 == 0) * 127  # few terms: sums that float16 holds to a unit
-    bias = None if bias is None else normal(70, seed=7).astype(bias)
-    residual = None if residual is None else normal(3, 70, seed=8).astype(residual)
-    y = run(w, prepared(x), KIND, 0, 1, out, bias, residual)
-    want = qgemm.matmul(x, w, KIND)
-    for added in (bias, residual):
-        want = want if added is None else want + added
-    np.testing.assert_array_equal(y, want.astype(float_dtype(out)))
+    check_epilogue(run, KIND, 0, out, bias, residual)
 
 
 @pytest.mark.compiles

@@ -7,14 +7,13 @@ import itertools
 import harness
 import numpy as np
 import pytest
-from eight_bit_codes import codes_of, of_units
+from eight_bit_codes import check_ends_of_int8, check_epilogue, codes_of
 from harness.products import run_eight_bits
 from helpers import normal, random_tensor
 from strategies import CODES, over_formats
 
 import qgemm
 from qgemm.codec.error_bound import a8_g256_exact, excess
-from qgemm.codec.format import float_dtype
 from qgemm.codec.group_activations import INTEGER
 from qgemm.cuda.kernels import prefill_sm80_eight_bits as prefill
 from qgemm.cuda.kernels import routes
@@ -53,29 +52,15 @@ def test_products_are_the_formula_in_exact_integers(fmt):
 @every_kind
 @pytest.mark.parametrize("config", range(len(prefill.measured())))
 def test_integers_are_exact_to_the_ends_of_int8(kind, config):
-    """Bit for bit the product on the CPU, over CTAs along K as well, threads in either order."""
-    x, w = of_units(70, 140, 544, np.random.default_rng(5))
-    want = qgemm.matmul(x, w, kind)
-    assert want[0, 0] == -want[1, 0] == -544 * 127**2
-    for split_k, backwards in ((1, False), (3, True)):
-        y = run_eight_bits(w, prepared(x, kind), kind, config, split_k, backwards=backwards)
-        np.testing.assert_array_equal(y, want)
+    """Over CTAs along K as well, threads in either order."""
+    check_ends_of_int8(run_eight_bits, kind, config, (70, 140, 544), ((1, False), (3, True)))
 
 
 @pytest.mark.compiles
 @harness.needs_compiler
 @pytest.mark.parametrize(("out", "bias", "residual"), [("float16", "float32", None), ("float32", None, "bfloat16")])
 def test_epilogue(out, bias, residual):
-    """y = sum + bias + residual, rounded once."""
-    x, w = of_units(3, 70, 256, np.random.default_rng(6))
-    x = np.sign(x) * (np.arange(256) % 128 == 0) * 127  # few terms: sums that float16 holds to a unit
-    bias = None if bias is None else normal(70, seed=7).astype(bias)
-    residual = None if residual is None else normal(3, 70, seed=8).astype(float_dtype(residual))
-    y = run_eight_bits(w, prepared(x, "a8_g256"), "a8_g256", 2, 1, out, bias, residual)
-    want = qgemm.matmul(x, w, "a8_g256")
-    for added in (bias, residual):
-        want = want if added is None else want + added.astype(np.float32)
-    np.testing.assert_array_equal(y, want.astype(out))
+    check_epilogue(run_eight_bits, "a8_g256", 2, out, bias, residual)
 
 
 @pytest.mark.compiles
