@@ -165,7 +165,7 @@ def measure(
                 loops["read", case.format] = w.read
     rest = LESS_REST if cases[0].m <= FEW else REST
     times = dict(zip(loops, compare(stream, list(loops.values()), repeats, rest=rest), strict=True))
-    operands.read_us.update({name: times[kind, name].us for kind, name, *_ in times if kind == "read"})
+    operands.read_us.update({key[1]: time.us for key, time in times.items() if key[0] == "read"})
     for case, row in rows.items():
         dense_name = DENSE_US[case.x]
         us, via = min((times[key].us, key[2]) for key in times if key[:2] == ("dense", case.x))

@@ -101,6 +101,7 @@ def test_products_of_a_shape_take_turns(monkeypatch):
     monkeypatch.setattr(gpu, "compare", compare)
     monkeypatch.setattr(gpu, "prepared", prepared)
     monkeypatch.setattr(baselines, "dense", lambda *_: {"torch": Loop(30, None, None), "own": Loop(20, None, None)})
+    monkeypatch.setattr(baselines, "fp8", lambda *_: Loop(7, None, None))
     matrix = SimpleNamespace(read=Loop(5, None, None), packed=9000)
     x = np.ones((64, 256), np.float32)
     shared = SimpleNamespace(
@@ -122,6 +123,8 @@ def test_products_of_a_shape_take_turns(monkeypatch):
     of_64 = list(gpu.measure("stream", None, shared, [case._replace(m=64) for case in cases], gpu.Extras()))
     assert [measured["stream_us"] for _, measured in of_64[1:]] == [5, 5, 5]
     assert compared == [(3 + 4 + 1, gpu.LESS_REST), (3 + 4, gpu.REST)]
+    of_bytes = list(gpu.measure("stream", None, shared, [cases[0]._replace(activation="a8_g256")], gpu.Extras()))
+    assert [(measured["stream_us"], measured["fp8_us"]) for _, measured in of_bytes] == [(5, 7)]
 
 
 @pytest.mark.usefixtures("cupy")
