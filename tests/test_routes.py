@@ -139,6 +139,19 @@ def test_every_matrix_has_a_decode_config(name, kernel, tokens, sm):
         assert row.k <= k
 
 
+@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q2_k", "kbit4"])
+def test_the_first_row_that_fits_is_chosen(name):
+    """Also where the table has the same config again, for smaller sizes."""
+    fmt = qgemm.FORMATS[name]
+    for kernel, tokens, sm in itertools.product(decode_config.POLICIES, (1, 8, 16), (80, 90)):
+        rows = list(decode_config.decode_configs_for(fmt, kernel, tokens, sm))
+        for row_blocks, k in itertools.product((8, 40, 64, 128, 300, 1300) if rows else (), (2048, 14336)):
+            fitting = [row for row in rows if row_blocks >= row.row_blocks and k >= row.k and tokens >= row.m]
+            ranked = decode_config.decode_ranked(fmt, kernel, tokens, tokens, row_blocks, k, sm)
+            assert ranked[0] == (fitting or rows)[0]
+            assert len(set(map(str, ranked))) == len(ranked) == len(set(map(str, rows)))
+
+
 def test_clusters_share_long_rows_alone():
     """CTAs of a cluster read parts of x, which pays if W has few rows and many columns, as the experts of a token."""
     clustered = [

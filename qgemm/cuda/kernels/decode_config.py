@@ -157,7 +157,10 @@ def decode_ranked(
     """Configs for M rows of x [m, k] and `row_blocks` row_blocks of W, the best first; those for larger sizes last."""
     rows = list(decode_configs_for(fmt, kernel, tokens, sm))
     rows.sort(key=lambda row: not (row_blocks >= row.row_blocks and k >= row.k and m >= row.m))
-    return list({str(row): row for row in reversed(rows)}.values())[::-1]  # rows may differ in their sizes alone
+    first: dict[str, DecodeConfig] = {}
+    for row in rows:  # a later row may differ from an earlier one in its sizes alone
+        first.setdefault(str(row), row)
+    return list(first.values())
 
 
 def gated_config(config: DecodeConfig) -> DecodeConfig:
