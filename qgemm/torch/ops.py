@@ -31,7 +31,9 @@ from qgemm.placement import described
 from .rows import decoded, selected
 from .storage import packed_of
 
-PANEL_WEIGHTS = 1 << 22  # weights decoded at a time by a backward: 16 MiB of float32
+# Weights decoded at a time by a backward. On a GPU they are all those of a layer of 14336 x 4096, 128 MiB in 16 bits:
+# small panels cost the host more time than the GPU.
+PANEL_WEIGHTS = {"cpu": 1 << 22, "cuda": 1 << 26}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 library = torch.library.Library("qgemm", "DEF")
@@ -81,14 +83,14 @@ def product(
 def dense(weight: torch.Tensor, format: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     """The weights as a new tensor [N, K] of `dtype` on their device, decoded panel by panel."""
     packed, weights = packed_of(weight, format, shape), torch.empty(shape, dtype=dtype, device=weight.device)
-    for part in panels(shape):
+    for part in panels(shape, weight.device):
         weights[part] = decoded(packed, weight, part.start, part.stop)
     return weights
 
 
-def panels(shape: tuple[int, int]) -> Iterator[slice]:
+def panels(shape: tuple[int, int], device: torch.device) -> Iterator[slice]:
     """Ranges of rows to decode at a time: whole row blocks of a GPU's tiles."""
-    step = max(ROWS, PANEL_WEIGHTS // max(1, shape[1]) // ROWS * ROWS)
+    step = max(ROWS, PANEL_WEIGHTS[device.type] // max(1, shape[1]) // ROWS * ROWS)
     return (slice(start, min(start + step, shape[0])) for start in range(0, shape[0], step))
 
 
@@ -116,15 +118,18 @@ def parsed(spec: str) -> tuple[str, int, int, str, bool]:
 def linear_backward(grad: torch.Tensor, weight: torch.Tensor, format: str, n: int, k: int) -> torch.Tensor:
     """grad @ W; W is decoded panel by panel, and products are summed in float32.
 
-    On a GPU the panels multiply a 16-bit grad in its type, on tensor cores.
+    On a GPU W is decoded into the type of a 16-bit grad, and multiplied in it on tensor cores.
     """
     packed, half = packed_of(weight, format, (n, k)), grad.is_cuda and grad.dtype in (torch.float16, torch.bfloat16)
-    flat = grad.reshape(-1, n) if half else grad.reshape(-1, n).float()
+    flat = grad.reshape(-1, n).to(grad.dtype if half else torch.float32)
+    parts = list(panels((n, k), grad.device)) if len(flat) else []
+    if half and len(parts) == 1:
+        return (flat @ decoded(packed, weight, 0, n, flat.dtype)).reshape(*grad.shape[:-1], k)
     total = flat.new_zeros((len(flat), k), dtype=torch.float32)
-    for part in panels((n, k)) if total.numel() else ():
-        rows = decoded(packed, weight, part.start, part.stop)
+    for part in parts:
+        rows = decoded(packed, weight, part.start, part.stop, flat.dtype)
         if half:
-            total += flat[:, part] @ rows.to(grad.dtype)
+            total += flat[:, part] @ rows
         else:
             total.addmm_(flat[:, part], rows)
     return total.to(grad.dtype).reshape(*grad.shape[:-1], k)

@@ -18,13 +18,18 @@ NUMBERS = {
 }  # dtypes of plain formats
 
 
-def decoded(packed: Tensor | DeviceTensor, weight: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Rows start to stop of a weight as float32 [stop - start, K] on its device; start is a multiple of 64."""
+def decoded(
+    packed: Tensor | DeviceTensor, weight: torch.Tensor, start: int, stop: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Rows start to stop of a weight as `dtype` [stop - start, K] on its device; start is a multiple of 64.
+
+    They are exact in float32, and rounded once from it to a type of 16 bits.
+    """
     if isinstance(packed, Tensor):
-        return torch.from_numpy(packed[start:stop].dequantize())
+        return torch.from_numpy(packed[start:stop].dequantize()).to(dtype)
     plain, shape = packed.format.plain, (stop - start, packed.shape[1])
     part = packed.data[start:stop] if plain else packed.data[start // tiles.ROWS : -(-stop // tiles.ROWS)]
-    return DeviceTensor(packed.format, shape, library_or_default(weight).wrap(part)).dequantize()
+    return DeviceTensor(packed.format, shape, library_or_default(weight).wrap(part)).dequantize(dtype)
 
 
 def selected(

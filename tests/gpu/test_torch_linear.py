@@ -15,7 +15,7 @@ from strategies import TILED
 from torch_layers import DTYPES, assert_gpu_product, assert_product, on_host, torch
 
 import qgemm
-from qgemm.torch import QEmbedding, QLinear
+from qgemm.torch import QEmbedding, QLinear, ops
 
 if not torch.cuda.is_available():
     pytest.skip("torch finds no GPU", allow_module_level=True)
@@ -95,9 +95,10 @@ def test_a_whole_model_saved_on_the_gpu_is_loaded_on_the_host():
 
 @pytest.mark.parametrize("name", ["q4_0", "q6_k", "kbit4", "f16"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients(name, dtype, monkeypatch):
-    """Gradients are computed panel by panel, for a number of rows that no row block divides."""
-    monkeypatch.setattr("qgemm.torch.ops.PANEL_WEIGHTS", 64 * 512)
+@pytest.mark.parametrize("panel", [64 * 512, 1 << 20], ids=["panels", "at_once"])
+def test_gradients(name, dtype, panel, monkeypatch):
+    """Gradients are computed at once or panel by panel, for a number of rows that no row block divides."""
+    monkeypatch.setitem(ops.PANEL_WEIGHTS, "cuda", panel)
     w = weights(name)
     layer = QLinear.from_tensor(w, torch.nn.Parameter(normal(200, dtype=dtype))).cuda()
     x, gradient = normal(3, 512, dtype=dtype).requires_grad_(), normal(3, 200, dtype=dtype, seed=1)

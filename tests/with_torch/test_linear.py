@@ -125,7 +125,7 @@ def test_a_backward_decodes_some_rows_at_a_time(monkeypatch):
     """The whole gradient, of panels with a rest, none of which is more than asked for."""
     w = weights("q8_0", n=300)
     layer, sizes = QLinear.from_tensor(w), []
-    monkeypatch.setattr(ops, "PANEL_WEIGHTS", 64 * w.shape[1])
+    monkeypatch.setitem(ops.PANEL_WEIGHTS, "cpu", 64 * w.shape[1])
     decoded = ops.decoded
     monkeypatch.setattr(ops, "decoded", lambda *args: sizes.append(args[3] - args[2]) or decoded(*args))
     x = normal(4, w.shape[1]).requires_grad_()
