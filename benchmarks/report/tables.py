@@ -103,7 +103,7 @@ def baseline_rows(library: str, fmt: str, shape: tuple[int, int]) -> dict[int, R
 
 
 def headline_table(path: Path = RESULTS) -> str:
-    """README's section `headline`: microseconds of HEADLINE on one shape beside cuBLAS and llama.cpp."""
+    """Section `products` of docs/performance.md: microseconds of HEADLINE on one shape beside cuBLAS and llama.cpp."""
     results, shape = load(path), LARGE[0]
     rows, theirs = Rows(results), baseline_rows("llama.cpp", HEADLINE, shape)
     lines, apart = [], 0.0
