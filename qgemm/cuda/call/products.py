@@ -89,7 +89,7 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
 
 
 def multiply_by(x: Any, w: DeviceTensor, out: Any, choice: Served) -> None:
-    """out = x @ w.T by a kernel that may not be the one that serves such a product: a candidate of `qgemm tune`."""
+    """out = x @ w.T by a kernel that the caller chooses instead of the route table: a candidate of `qgemm tune`."""
     with recording(x, [w], 1) as call:
         values = read(call, x, "x", base=X)
         source = Source(choice.problem.m, choice.problem.k, values.dtype)
@@ -101,7 +101,7 @@ def _launch(
     call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str,
     choices: Sequence[Served] | None = None,
 ) -> None:  # fmt: skip
-    """All products of x: a kernel stores where it can; else its sums are, the epilogue added, by the call's library.
+    """Launch all products of x. Where a kernel cannot store y, the call's library adds the epilogue and stores it.
 
     choices: the kernels, if not those of the routes.
     """
@@ -149,7 +149,7 @@ def _launch_gated(
 
 
 def _stores(call: Call, p: Product, served: Served) -> bool:
-    """Whether the kernel that serves a product can store into y as it is, the epilogue added."""
+    """Whether the kernel that serves a product can add the epilogue and store into y directly."""
     stores = served.kernel.stores(served.problem.x, p.y.dtype)
     return contiguous(call, p.y) and stores and (served.kernel.adds or not (p.bias.dtype or p.residual.dtype))
 
@@ -169,7 +169,7 @@ def read(
     call: Call, array: arguments.Array | None, who: str, types: Sequence[str] = tuple(C_TYPES),
     alignment: int = ALIGNMENT, base: int | None = None,
 ) -> Array:  # fmt: skip
-    """An array as kernels read it: contiguous, aligned, of one of some types, else cast to float32. None is NOTHING.
+    """An array as kernels read it: contiguous, aligned, of a type of `types`, else cast to float32. None is NOTHING.
 
     base: X for x, whose device is known; else the array gets a new one.
     """
@@ -218,7 +218,7 @@ def temporary(call: Call, shape: tuple[int, ...]) -> Array:
 
 
 def new_base(call: Call) -> int:
-    """The number of one more array."""
+    """Add an array to the call, and return its base."""
     for facts in (call.addresses, call.nbytes, call.alignments):
         facts.append(0)
     return len(call.addresses) - 1
@@ -230,7 +230,7 @@ def _new(call: Call, shape: tuple[int, ...], dtype: str, base: int) -> Array:
 
 
 def _placed(call: Call, values: arguments.Array, dtype: str, base: int) -> Array:
-    """An array of a type as that with this base."""
+    """An array of a type, at the start of a base."""
     library = call.library
     call.addresses[base], call.nbytes[base] = library.pointer(values), prod(values.shape) * SIZES[dtype]
     call.memory.append(values)
@@ -246,7 +246,7 @@ def overlap(call: Call, array: Array, y: Array) -> bool:
 
 
 def _extent(call: Call, array: Array) -> tuple[int, int]:
-    """The address of an array's first byte, and that after its last; equal if it has no elements."""
+    """The addresses of an array's first byte and of the first byte after it; equal if it has no elements."""
     start, shape = call.library.pointer(array.values), array.values.shape
     if not prod(shape):
         return start, start
@@ -256,7 +256,7 @@ def _extent(call: Call, array: Array) -> tuple[int, int]:
 
 
 def view(array: Array) -> Any:
-    """An array to compute with: of torch, one outside of autograd over the same memory."""
+    """The values of an array; for torch a tensor outside of autograd over the same memory."""
     values = array.values
     return values.detach() if hasattr(values, "detach") else values
 
@@ -267,7 +267,7 @@ def contiguous(call: Call, array: Array) -> bool:
 
 
 def finish(call: Call, ys: Sequence[Array], outs: Sequence[Any]) -> None:
-    """Note the outputs as the caller gets them: those that it gave, or arrays of x's library."""
+    """Set the outputs that the caller gets: its own `outs`, or new arrays of x's library."""
     foreign = library_for(type(call.source)) is None
     for y, out in zip(ys, outs, strict=True):
         call.ys.append((like(call.source, y.values) if foreign else y.values) if out is None else out)
