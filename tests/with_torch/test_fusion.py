@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import at_once
 from torch_layers import assert_same, torch
 
 import qgemm
@@ -261,11 +261,7 @@ def test_threads_share_a_model(calls):
     def run(number):
         ys[number] = [logits(model, indices[number]) for _ in range(4)]
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(run, range(4))
     for number, want in enumerate(expected):
         for y in ys[number]:
             assert_same(y, want)
