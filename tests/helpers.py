@@ -114,6 +114,11 @@ def cupy() -> Any:
     return cupy
 
 
+def on_sm_90() -> bool:
+    """Whether the current GPU has compute capability 9.0; false without a GPU."""
+    return qgemm.backends()["cuda"].available and cupy().cuda.Device().compute_capability == "90"
+
+
 def poisoned(shape: tuple[int, ...], dtype: Any = "float32") -> Any:
     """An output filled with NaN: whatever is not written shows."""
     return cupy().full(shape, np.nan, np.float32).astype(dtype)

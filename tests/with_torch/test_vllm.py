@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +15,6 @@ from vllm_like import RANKS
 import qgemm
 from qgemm.errors import QgemmError
 from qgemm.torch import serving
-
-
-@pytest.fixture
-def methods(monkeypatch):
-    vllm_like.install(monkeypatch)
-    return importlib.import_module("qgemm.vllm.methods")
-
 
 # ---------------------------------------------------------------- signatures
 
