@@ -100,7 +100,7 @@ def within(module: str, layers: tuple[str, ...]) -> bool:
 
 
 def level(module: str) -> int:
-    """The number of a module's layer: it imports from layers of its own number and below. The entry points are above all."""
+    """The number of a module's layer, which imports from lower numbers and its own. Entry points are above all."""
     if module in ENTRY_POINTS:
         return len(layers())
     (number,) = [n for n, layer in enumerate(layers()) if within(module, layer)]

@@ -280,12 +280,11 @@ def test_autocast():
 class Attention(torch.nn.Module):
     """Layers with the same input, where nothing but the source says which."""
 
-    def __init__(self, other=None):
+    def __init__(self):
         super().__init__()
         for seed, name in enumerate(("first", "second", "third", "last")):
             w = np.random.default_rng(seed).standard_normal((64, 64), np.float32)
             self.add_module(name, QLinear.from_tensor(qgemm.quantize(w, "q4_0")))
-        self.other = other
 
     def forward(self, x, context=None):
         if context is None:
