@@ -60,7 +60,7 @@ format:
 
 stale:
 	$(BOOTSTRAP)
-	$(BIN)/python tools/stale.py
+	$(BIN)/python -m benchmarks.stale
 
 docs:  # strict: a broken link or an unknown name is an error
 	$(BOOTSTRAP) docs
@@ -71,7 +71,7 @@ ci:
 
 bench:
 	$(BOOTSTRAP)
-	$(BIN)/python tools/bench.py $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 fuzz:
 	$(BOOTSTRAP) test

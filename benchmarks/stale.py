@@ -1,4 +1,4 @@
-"""Digests of the kernels that rows of results ran, and the rows whose kernels have changed since.
+"""Digests of the kernels that rows of results ran, and the rows whose kernels have changed since (`make stale`).
 
 A digest covers the translation units of a row's kernels, with all headers and the generated text, but not the compiler.
 Comments and line breaks do not count. Rows of host times name no kernels.
@@ -247,3 +247,7 @@ def _code(text: str) -> str:
 
 def _digest(parts: Sequence[Any]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:DIGITS]
+
+
+if __name__ == "__main__":
+    print(table(sorted((Path(__file__).parents[1] / "tools" / "results").glob("*.json"))))

@@ -16,6 +16,11 @@ from qgemm.codec.format import float_dtype
 ROUNDINGS = {True: (256 + 256 + 128) * 2.0**-11, False: 0.5 + 2.0**-10}
 
 
+def prepared(x: np.ndarray, kind: qgemm.arguments.Activation) -> np.ndarray:
+    """Blocks of activations in eight bits."""
+    return qgemm.quantize_activations(x, kind).blocks
+
+
 def codes_of(w: qgemm.Tensor, y: np.ndarray) -> EightBits:
     """y [K, N]: the kernel's product of the identity [K, K], whose columns are 127 times a code each, and W.
 

@@ -10,9 +10,10 @@ import hashlib
 import os
 import re
 import signal
+import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,11 @@ def cupy() -> Any:
     import cupy
 
     return cupy
+
+
+def on_sm_90() -> bool:
+    """Whether the current GPU has compute capability 9.0; false without a GPU."""
+    return qgemm.backends()["cuda"].available and cupy().cuda.Device().compute_capability == "90"
 
 
 def poisoned(shape: tuple[int, ...], dtype: Any = "float32") -> Any:
@@ -354,6 +360,15 @@ def left_over(folder: Path) -> list[str]:
 def views_of_streams() -> list[Any]:
     """Living views from BytesIO.getbuffer(); Python 3.12 crashes when the collector frees one with its stream."""
     return [item for item in gc.get_objects() if type(item).__name__ == "_BytesIOBuffer"]
+
+
+def at_once(work: Callable[..., Any], *arguments: Iterable[Any]) -> None:
+    """Call work with each set of arguments, as map does, at the same time: each call has a thread of its own."""
+    threads = [threading.Thread(target=work, args=args) for args in zip(*arguments, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def forked(work: Any) -> int:

@@ -16,7 +16,7 @@ TESTS = ROOT / "tests"
 TEST_MODULES = sorted(TESTS.rglob("*.py"))
 MAX_LINES = {".cu": 300}  # by the suffix of a file; others have 400
 UPWARD: set[tuple[str, str]] = set()  # imports against the order: may only become fewer
-DOORS = "qgemm", "qgemm.api", "qgemm.__main__"
+ENTRY_POINTS = "qgemm", "qgemm.api", "qgemm.__main__"
 LAZY = {
     ("qgemm", "qgemm.api"), ("qgemm.cli.start", "qgemm.cli.main"),  # a start can be interrupted
     ("qgemm.cli.main", "qgemm.cli.info"), ("qgemm.cli.info", "qgemm.cli.gpu_abilities"),  # starts are shorter
@@ -24,7 +24,7 @@ LAZY = {
     ("qgemm", "qgemm.cuda"), ("qgemm.converter.job", "qgemm.converter.device"),  # starts without a GPU are shorter
     ("qgemm.vllm", "qgemm.vllm.plugin"), ("qgemm.sglang", "qgemm.sglang.hooks"),  # an engine is there when it calls
 }  # fmt: skip
-# Below the rooms of docs/architecture.md: those of qgemm/cuda/, in their order.
+# Below the layers of docs/architecture.md: those of qgemm/cuda/, in their order.
 CUDA = (
     "devices toolkit times problem configs",
     "layout",
@@ -87,34 +87,34 @@ def imported_by(module: str) -> set[tuple[str, bool]]:
 GRAPH = {module: imported_by(module) for module in MODULES}
 
 
-def rooms() -> list[tuple[str, ...]]:
-    """The rooms of qgemm/ in the order of the table in docs/architecture.md, each with the names of its modules."""
-    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Rooms of qgemm/")[2].partition("## ")[0]
+def layers() -> list[tuple[str, ...]]:
+    """The layers of qgemm/ in the order of the table in docs/architecture.md, each with the names of its modules."""
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Layers of qgemm/")[2].partition("## ")[0]
     rows = re.findall(r"^\| (`qgemm/.*?) \|", table, re.MULTILINE)
     names = [re.findall(r"`(qgemm/[\w/]+)", row) for row in rows]
     return [tuple(name.rstrip("/").replace("/", ".") for name in row) for row in names]
 
 
-def within(module: str, rooms: tuple[str, ...]) -> bool:
-    return any(module == room or module.startswith(f"{room}.") for room in rooms)
+def within(module: str, layers: tuple[str, ...]) -> bool:
+    return any(module == layer or module.startswith(f"{layer}.") for layer in layers)
 
 
 def level(module: str) -> int:
-    """The number of a module's room: it imports from rooms of its own number and below. The doors are above all."""
-    if module in DOORS:
-        return len(rooms())
-    (number_of_room,) = [number for number, room in enumerate(rooms()) if within(module, room)]
-    return number_of_room
+    """The number of a module's layer, which imports from lower numbers and its own. Entry points are above all."""
+    if module in ENTRY_POINTS:
+        return len(layers())
+    (number,) = [n for n, layer in enumerate(layers()) if within(module, layer)]
+    return number
 
 
 def cuda_level(module: str) -> int:
-    """The number of a module's room among those of qgemm/cuda/; its __init__, the backend, is above them."""
+    """The number of a module's layer among those of qgemm/cuda/; its __init__, the backend, is above them."""
     if module == "qgemm.cuda":
         return len(CUDA)
-    (number_of_room,) = [
-        n for n, room in enumerate(CUDA) if within(module, tuple(f"qgemm.cuda.{name}" for name in room.split()))
+    (number,) = [
+        n for n, layer in enumerate(CUDA) if within(module, tuple(f"qgemm.cuda.{name}" for name in layer.split()))
     ]
-    return number_of_room
+    return number
 
 
 def test_imports_do_not_run_in_a_circle():
@@ -125,8 +125,8 @@ def test_imports_do_not_run_in_a_circle():
         pytest.fail(f"imports run in a circle: {' <- '.join(error.args[1])}")
 
 
-def test_a_module_imports_only_from_rooms_below():
-    """Every module has a room in docs/architecture.md, or is one of the doors."""
+def test_a_module_imports_only_from_layers_below():
+    """Every module has a layer in docs/architecture.md, or is one of the entry points."""
     upward = set()
     for module, imports in GRAPH.items():
         for name, _ in imports:
@@ -141,9 +141,9 @@ def test_a_module_imports_only_from_rooms_below():
     assert upward == UPWARD
 
 
-def test_lazy_imports_are_those_of_backends_and_of_the_doors():
+def test_lazy_imports_are_those_of_backends_and_of_the_entry_points():
     """qgemm/backend.py imports a backend by its name at first use, qgemm/codec/compiled.py the table of its encoders;
-    every other module but the doors names its imports at its top."""
+    every other module but the entry points names its imports at its top."""
     assert {(module, name) for module, imports in GRAPH.items() for name, lazy in imports if lazy} == LAZY
     by_name = {module for module, path in MODULES.items() if "import_module(" in path.read_text()}
     # formats: the registry; some commands import modules that need torch, transformers or peft

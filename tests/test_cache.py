@@ -309,7 +309,7 @@ def test_the_cache_is_filled_with_what_a_gpu_looks_for(tmp_path, monkeypatch, ca
     before = {path: path.stat().st_mtime_ns for path in entries}
     for out in TYPES:
         fmt = qgemm.FORMATS["q8_0"]
-        cache.cached_cubin(codegen.compose("dequantize", fmt, Out=out), "sm_90a", codegen.headers(fmt))
+        cache.cached(codegen.compose("dequantize", fmt, Out=out), "sm_90a", codegen.headers(fmt))
     assert compile_kernels.main() == 0
     assert capsys.readouterr().out == first
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()} == before

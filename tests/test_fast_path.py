@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
+from helpers import at_once
 from numpy.testing import assert_array_equal
 
 import qgemm
@@ -179,9 +178,5 @@ def test_threads_share_a_plan(weights):
             if not np.array_equal(qgemm.matmul(inputs[i], w), expected[i]):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(8))
     assert not wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 
@@ -79,10 +80,9 @@ def test_what_a_product_asks_for_is_there(fmt, sm, activation, x, m, y):
         ) in compiled
 
 
-def of_a_stack(fmt, sm, cache_of_stacks={}):  # noqa: B006 shared by all examples
-    if (fmt, sm) not in cache_of_stacks:
-        cache_of_stacks[fmt, sm] = named(needed([zeros(fmt, 2, 512, 1024)], sm))
-    return cache_of_stacks[fmt, sm]
+@functools.cache
+def of_a_stack(fmt, sm):
+    return named(needed([zeros(fmt, 2, 512, 1024)], sm))
 
 
 def test_a_model_without_matrices_needs_what_knows_no_format():

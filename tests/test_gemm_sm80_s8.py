@@ -8,7 +8,7 @@ from functools import partial
 import harness
 import numpy as np
 import pytest
-from eight_bit_codes import check_ends_of_int8, check_epilogue
+from eight_bit_codes import check_ends_of_int8, check_epilogue, prepared
 from harness.products import run_eight_bits
 from helpers import normal, random_tensor
 from strategies import CODES, over_formats
@@ -30,18 +30,13 @@ every_config = pytest.mark.parametrize("config", range(len(gemm.measured())))
 run = partial(run_eight_bits, record=gemm.GEMM_SM80_S8)
 
 
-def prepared(x):
-    """Blocks [M, K / 32] of activations."""
-    return qgemm.quantize_activations(x, KIND).blocks
-
-
 @pytest.mark.compiles
 @harness.needs_compiler
 @over_formats([format_of(name) for name in SOME])
 def test_products_have_the_bits_of_the_kernel_for_fewer_rows(fmt):
     """N, K and M that end inside a tile, a group, a chunk and a token tile."""
     w = random_tensor(fmt, 150, 544, np.random.default_rng(3))
-    blocks = prepared(normal(147, w.shape[1], seed=4))
+    blocks = prepared(normal(147, w.shape[1], seed=4), KIND)
     np.testing.assert_array_equal(run(w, blocks, KIND), run_eight_bits(w, blocks, KIND, config=2))
 
 
@@ -64,11 +59,11 @@ def test_epilogue(out, bias, residual):
 @harness.needs_compiler
 def test_nothing_but_its_own_row_and_column_meets_nan_and_infinity():
     w, x = random_tensor(qgemm.FORMATS["q4_0"], 70, 320, np.random.default_rng(1)), normal(20, 320)
-    want = run(w, prepared(x), KIND)
+    want = run(w, prepared(x, KIND), KIND)
     x[1, 7], x[17, 300] = np.nan, -np.inf
     blocks = w.blocks.copy()
     blocks["d"][3, 2], blocks["d"][66, 9] = np.nan, np.inf
-    y = run(qgemm.Tensor(w.format, w.shape, blocks), prepared(x), KIND)
+    y = run(qgemm.Tensor(w.format, w.shape, blocks), prepared(x, KIND), KIND)
     lost = np.zeros(y.shape, bool)
     lost[[1, 17]] = lost[:, [3, 66]] = True
     np.testing.assert_array_equal(np.isnan(y), lost)

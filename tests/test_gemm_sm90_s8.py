@@ -9,7 +9,7 @@ from functools import cache
 import harness
 import numpy as np
 import pytest
-from eight_bit_codes import codes_of, of_units
+from eight_bit_codes import codes_of, of_units, prepared
 from harness.products import requantized, run_eight_bits
 from helpers import random_tensor
 from hypothesis import example, given
@@ -31,11 +31,6 @@ from qgemm.formats import format_of
 # A zero, a minimum, groups of 16, a codebook, pairs of values and a grid; each by the groups of x for which another
 # test compiles it: tests/test_prefill_sm80_eight_bits.py.
 SOME = ("q4_0", "q4_k", "q6_k", "mxfp4", "iq4_nl", "iq2_xs")
-
-
-def prepared(x, kind):
-    """Blocks [M, K / 32] of activations."""
-    return qgemm.quantize_activations(x, kind).blocks
 
 
 @pytest.mark.compiles

@@ -6,7 +6,6 @@ import os
 import random
 import socket
 import struct
-import threading
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 from gguf_bytes import I32, ONE, REJECTED, U64, case_path, file_of, key, refused, saved, tensor
-from helpers import EXCERPT
+from helpers import EXCERPT, at_once
 from numpy.testing import assert_array_equal
 
 from qgemm.errors import GGUFAccessError, GGUFError, GGUFNotFoundError
@@ -188,11 +187,7 @@ def test_threads(model):
                 if file[name].blocks.tobytes() != want[name] or len(dict(file.metadata)) != 4:
                     wrong.append(name)
 
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(read, range(16))
     assert wrong == []
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import compiles_once
-from helpers import forked, random_tensor
+from helpers import at_once, forked, random_tensor
 from numpy.testing import assert_array_equal
 
 import qgemm
@@ -52,11 +52,7 @@ def test_many_threads_at_once():
         want = run()
         wrong.extend(i for i in range(1000) if not np.array_equal(run(), want))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(8))
     assert not wrong
 
 

@@ -10,6 +10,7 @@ import threading
 import cupy_like
 import numpy as np
 import pytest
+from helpers import at_once
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launches_like import installed
@@ -326,11 +327,7 @@ def test_threads_that_share_a_stream_do_not_mix_their_activations(gpus):
     def work(index: int) -> None:
         results[index] = qgemm.matmul(xs[index], on_device, "a8").get()
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(2))
     assert not mixed
     assert all((results[index] == index + 1).all() for index in range(2))
 

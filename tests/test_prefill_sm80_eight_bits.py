@@ -7,7 +7,7 @@ import itertools
 import harness
 import numpy as np
 import pytest
-from eight_bit_codes import check_ends_of_int8, check_epilogue, codes_of
+from eight_bit_codes import check_ends_of_int8, check_epilogue, codes_of, prepared
 from harness.products import run_eight_bits
 from helpers import normal, random_tensor
 from strategies import CODES, over_formats
@@ -26,11 +26,6 @@ from qgemm.formats import format_of
 # (tests/test_operand_a.py).
 SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_nl", "iq2_xs", "u8_g256")
 every_kind = pytest.mark.parametrize("kind", INTEGER)
-
-
-def prepared(x, kind):
-    """Blocks [M, K / 32] of activations."""
-    return qgemm.quantize_activations(x, kind).blocks
 
 
 @pytest.mark.compiles

@@ -14,6 +14,7 @@ import cupy_like
 import helpers
 import numpy as np
 import pytest
+from helpers import at_once
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tqdm import tqdm
@@ -195,11 +196,7 @@ def test_two_calls_and_a_product_at_once_compile_each_kernel_once(machine):
     ((kernel, fmt, template), *_) = needed([w], 90, 132, [1], ["a16"], ["half"])
     machine.during = lambda source: time.sleep(0.01)
     work = [lambda: done.append(qgemm.prepare(w, **FEW)), lambda: loading.load(kernel, fmt, **dict(template))]
-    threads = [threading.Thread(target=call) for call in (*work, *work)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda call: call(), (*work, *work))
     assert len(machine.compiled) == len(set(machine.compiled)) == done[0].kernels == done[1].kernels
     assert sum(call.compiled for call in done) in (len(machine.compiled), len(machine.compiled) - 1)
 

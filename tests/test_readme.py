@@ -213,9 +213,11 @@ def test_readme_is_short():
     assert not [line for line in lines if len(line) > README_COLUMNS and not line.startswith("|")]
 
 
-def test_numbers_and_a_plot_come_before_the_first_section():
+def test_a_program_numbers_and_a_plot_come_before_the_first_section():
     opening = text_of("README.md").partition("\n## ")[0]
-    assert len(re.findall(r"^- \*\*.*\d\.\dx", opening, re.MULTILINE)) == 4
+    assert FENCE.search(opening).group(1) == "python"
+    assert re.search(r"^\| float16, us \(over cuBLAS\) \| \d+\.\d \(\d\.\dx\) \|", opening, re.MULTILINE)
+    assert len(re.findall(r"^- \*\*.*\d\.\dx", opening, re.MULTILINE)) == 2
     assert "](tools/results/h200_speedup.svg)" in opening
 
 

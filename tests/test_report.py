@@ -221,7 +221,7 @@ def test_committed_plots_are_current():
         pytest.skip("no results yet")
     for plot, drawing in plots.plots(results.load(tables.RESULTS)).items():
         path = tables.RESULTS.with_name(f"{tables.RESULTS.stem}_{plot}.svg")
-        assert path.read_text() == drawing, "run tools/bench.py --report"
+        assert path.read_text() == drawing, "run python -m benchmarks --report"
 
 
 @pytest.mark.parametrize(

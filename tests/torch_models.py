@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytest.importorskip("accelerate", reason="accelerate is not installed, without which transformers loads no .gguf file")
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # noqa: E402
 
+import qgemm.torch.transformers as adapter  # noqa: E402
+
 VOCABULARY, LAYERS = 96, 2
+INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
@@ -58,3 +62,15 @@ def write_gguf(path: Path, model: Any, default: str = "q4_k", **formats: str) ->
     folder = path.parent / "folder"
     model.save_pretrained(folder)
     qgemm.convert(folder, path, default, tensor_types=formats, pure=True, force=True)
+
+
+def load(path: Path, patched: bool = True, **options: Any) -> Any:
+    """A model from a file, by the adapter or by transformers alone."""
+    with adapter.patch() if patched else nullcontext():
+        return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **options)
+
+
+def logits(model: Any) -> Any:
+    """The logits of a model for INDEX."""
+    with torch.no_grad():
+        return model(INDEX).logits.double()

@@ -1,4 +1,4 @@
-"""README's four numbers, from the results files: one token, many tokens, a serving engine, the CPU."""
+"""README's numbers, from the results files: products on a GPU, a serving engine, products on a CPU."""
 
 from __future__ import annotations
 
@@ -8,49 +8,44 @@ from pathlib import Path
 from benchmarks.contest import GGML, latest
 from benchmarks.engines import DENSE, MARLIN, PROMPT, QGEMM
 from benchmarks.report import cpu_tables, eight_bit_tables, engines, tables
-from benchmarks.results import Results, Row, load, speedup
+from benchmarks.results import X_TYPES, Row, load, speedup
 from benchmarks.stale import is_stale
 
 SHAPE = tables.LARGE[0]
-MANY_TOKENS = 4096
+ROWS_OF_X = (1, 8, 64, 256, 1024, 4096)  # by `a16`; the last ones by eight bits of both factors as well
+EIGHT_BITS_M = (1024, 4096)
 CPU_ROWS = 512
 SEQUENCES = 32
 
 
 def text(gpu: Path = tables.RESULTS, eight_bits: Path = eight_bit_tables.RESULTS, cpu: Path = cpu_tables.CPU) -> str:
-    """Four items of a list, each a speed-up with its case and its time or speed."""
-    return "\n".join([one_token(gpu), many_tokens(eight_bits), served(), on_cpu(cpu)])
+    """A table of products on a GPU, and two items of a list, each a speed-up with its case and its time or speed."""
+    return "\n\n".join([products(gpu, eight_bits), f"{served()}\n{on_cpu(cpu)}"])
 
 
-def one_token(path: Path = tables.RESULTS) -> str:
-    """A product of one row of x beside cuBLAS and llama.cpp."""
-    results = load(path)
-    row = tables.Rows(results)(tables.HEADLINE, "a16", 1, SHAPE)
-    llama = tables.baseline_rows("llama.cpp", tables.HEADLINE, SHAPE)[1]
-    if row is None:
-        raise KeyError(f"{tables.HEADLINE} of {tables.name(SHAPE)} with M = 1 was not measured")
-    return (
-        f"- **One token: {speedup(row):.1f}x cuBLAS float16, {llama['us'] / row['us']:.1f}x llama.cpp.** "
-        f"{row['us']:.1f} us{by_bfloat16(results, 'a16', 1, '.1f')} for {tables.HEADLINE.upper()} {tables.name(SHAPE)} "
-        f"{on_gpu(row, results)}."
-    )
+def products(gpu: Path = tables.RESULTS, eight_bits: Path = eight_bit_tables.RESULTS) -> str:
+    """A row for each type of x that was measured, and one for llama.cpp; a column for each number of rows of x."""
+    results, results_of_8_bits = load(gpu), load(eight_bits)
+    a16, a8, kind = tables.Rows(results), tables.Rows(results_of_8_bits), eight_bit_tables.KIND
+    lines, stale = [], False
+    for x in X_TYPES:
+        rows = [a16(tables.HEADLINE, "a16", m, SHAPE, x) for m in ROWS_OF_X]
+        rows_of_8_bits = [a8(tables.HEADLINE, kind, m, SHAPE, x) for m in EIGHT_BITS_M]
+        if any([*rows, *rows_of_8_bits]):
+            lines.append([f"{x}, us (over cuBLAS)", *(tables.both([row], cell) for row in [*rows, *rows_of_8_bits])])
+        stale = stale or any(row and is_stale("rows", row, results) for row in rows)
+        stale = stale or any(row and is_stale("rows", row, results_of_8_bits) for row in rows_of_8_bits)
+    llama = tables.baseline_rows("llama.cpp", tables.HEADLINE, SHAPE)
+    lines.append(["llama.cpp, us", *(f"{llama[m]['us']:.4g}" for m in ROWS_OF_X), *[""] * len(EIGHT_BITS_M)])
+    head = ["rows of x", *map(str, ROWS_OF_X), *(f"{m}, `{kind}`" for m in EIGHT_BITS_M)]
+    earlier = " by earlier kernels" * stale
+    case = f"{tables.HEADLINE.upper()} {tables.name(SHAPE)} on an H200{earlier}; cuBLAS has weights of the type of x:"
+    return f"{case}\n\n{tables.markdown(head, lines)}"
 
 
-def by_bfloat16(results: Results, activation: str, m: int, digits: str) -> str:
-    """The time of the same product by x of bfloat16 in parentheses; empty if it was not measured."""
-    row = tables.Rows(results)(tables.HEADLINE, activation, m, SHAPE, "bfloat16")
-    return "" if row is None else f" (bfloat16 {row['us']:{digits}})"
-
-
-def many_tokens(path: Path = eight_bit_tables.RESULTS) -> str:
-    """A product of MANY_TOKENS rows of x beside cuBLAS, both factors quantized to eight bits."""
-    results, kind = load(path), eight_bit_tables.KIND
-    row = eight_bit_tables.measured(tables.Rows(results), tables.HEADLINE, kind, MANY_TOKENS, SHAPE)
-    return (
-        f"- **{MANY_TOKENS} tokens: {speedup(row):.1f}x cuBLAS float16** with `{kind}`: "
-        f"{row['us']:.0f} us{by_bfloat16(results, kind, MANY_TOKENS, '.0f')} for {tables.HEADLINE.upper()} "
-        f"{tables.name(SHAPE)} {on_gpu(row, results)}."
-    )
+def cell(row: Row) -> str:
+    """A cell: the time, and how many times faster than cuBLAS with weights of the type of x."""
+    return f"{row['us']:.{0 if row['us'] >= 100 else 1}f} ({speedup(row):.1f}x)"
 
 
 def served(path: Path = engines.RESULTS) -> str:
@@ -63,11 +58,6 @@ def served(path: Path = engines.RESULTS) -> str:
         f"- **vLLM, {SEQUENCES} requests: {packed / dense:.1f}x its bfloat16, {packed / marlin:.1f}x AWQ by Marlin.** "
         f"{packed:.0f} tokens/s of a Llama-3-8B in {types[QGEMM].upper()} on an {gpu}."
     )
-
-
-def on_gpu(row: Row, results: Results) -> str:
-    """The GPU, and whether the kernels of a row have changed since it was measured."""
-    return f"on an H200{' by earlier kernels' * is_stale('rows', row, results)}"
 
 
 def on_cpu(path: Path = cpu_tables.CPU) -> str:

@@ -183,7 +183,7 @@ def exactness(name: str, codes: Codes, fmt: Format) -> str:
 
 
 def encode_table(path: Path = ENCODE) -> str:
-    """The speed of encoding on a GPU, from the results file of `tools/bench.py --encode`."""
+    """The speed of encoding on a GPU, from the results file of `python -m benchmarks --encode`."""
     results = json.loads(path.read_text())
     rows = [
         f"{results['device']}: GB/s of weights, from host memory to blocks in host memory, without a disk; in",

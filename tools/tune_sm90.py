@@ -67,7 +67,7 @@ def compiled(unit: tuple[str, Sm90Config]) -> str:
     fmt = FORMATS[name]
     try:
         source = codegen.compose("prefill_sm90", fmt, **prefill_template(fmt, config, "half"))
-        cache.cached_cubin(source, "sm_90a", codegen.headers(fmt))
+        cache.cached(source, "sm_90a", codegen.headers(fmt))
     except nvrtc.CompileError as error:
         return str(error)
     return ""

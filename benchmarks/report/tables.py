@@ -103,7 +103,7 @@ def baseline_rows(library: str, fmt: str, shape: tuple[int, int]) -> dict[int, R
 
 
 def headline_table(path: Path = RESULTS) -> str:
-    """README's section `headline`: microseconds of HEADLINE on one shape beside cuBLAS and llama.cpp."""
+    """Section `products` of docs/performance.md: microseconds of HEADLINE on one shape beside cuBLAS and llama.cpp."""
     results, shape = load(path), LARGE[0]
     rows, theirs = Rows(results), baseline_rows("llama.cpp", HEADLINE, shape)
     lines, apart = [], 0.0
@@ -150,7 +150,7 @@ def baselines_table() -> str:
 def speed_table(path: Path = RESULTS) -> str:
     """Section `speed` of docs/performance.md: the machine, and all tables."""
     if not path.exists():
-        return "Not measured yet: `tools/bench.py --out tools/results`, then `tools/bench.py --report`."
+        return "Not measured yet: `python -m benchmarks --out tools/results`, then `python -m benchmarks --report`."
     results = load(path)
     rows = Rows(results)
     clocks = results["clocks"]
@@ -319,7 +319,7 @@ def kbit_tables(path: Path = RESULTS) -> str:
     rows = Rows(results) if results else None
     formats = [fmt for fmt in KBIT if rows and rows.shapes(fmt)]
     if results is None or rows is None or not formats:
-        return f"Not measured yet: `tools/bench.py --out tools/results --merge --formats {','.join(KBIT)}`."
+        return f"Not measured yet: `python -m benchmarks --out tools/results --merge --formats {','.join(KBIT)}`."
 
     def table(cell: Callable[[str, tuple[int, int]], str]) -> str:
         lines = [[name(shape), *(cell(fmt, shape) for fmt in formats)] for shape in rows.shapes(*formats)]

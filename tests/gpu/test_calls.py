@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import numpy as np
 import pytest
-from helpers import assert_same_bits, check_product, cupy, poisoned, random_tensor
+from helpers import assert_same_bits, at_once, check_product, cupy, poisoned, random_tensor
 from strategies import each_product
 
 import qgemm
@@ -142,11 +141,7 @@ def test_threads_and_streams(activation, n, counts):
                     failures.append(f"M = {len(x)}")
 
     cp.cuda.Device().synchronize()
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, wants, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, xs, wants)
     assert not failures
 
 
@@ -309,9 +304,5 @@ def test_threads_that_share_a_stream():
             if not (qgemm.matmul(xs[index], w, "a8").get() == wants[index]).all():
                 wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(4))
     assert not wrong

@@ -25,11 +25,6 @@ SOME = ("q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_xs")
 FORMATS = [qgemm.FORMATS[name] for name in SOME]
 
 
-def on_sm_90() -> bool:
-    cuda = qgemm.backends()["cuda"]
-    return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
-
-
 def problem(w, m, kind, **output):
     on, (n, k) = gpu_of(cupy().cuda.Device().id), w.shape
     return Problem(w.format, kind, m, n, k, on.sm, EIGHT_BITS, (Output(n, **output),), 0, on.device, on.sms)

@@ -6,7 +6,16 @@ import fit_sm90
 import numpy as np
 import pytest
 import tune_sm90
-from helpers import assert_a8, assert_same_bits, cupy, exact, guarded, level_magnitudes, random_tensor, subnormal_loss
+from helpers import (
+    assert_a8,
+    assert_same_bits,
+    cupy,
+    exact,
+    guarded,
+    level_magnitudes,
+    random_tensor,
+    subnormal_loss,
+)
 from measured_errors import Expected, noise_of, weight_loss
 from references import reference
 from strategies import CODEBOOKS as CODEBOOK_FORMATS
@@ -22,11 +31,6 @@ from qgemm.cuda.problem import Output, Problem
 from qgemm.cuda.problem import gpu as gpu_of
 
 pytestmark = pytest.mark.skipif("not on_sm_90()", reason="the prefill kernel is for sm_90")
-
-
-def on_sm_90() -> bool:
-    cuda = qgemm.backends()["cuda"]
-    return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
 
 
 def launched(fmt, shape, m, config):

@@ -28,11 +28,6 @@ SOME = ("q4_0", "q5_1", "q8_0", "q2_k", "q4_k", "q6_k", "mxfp4", "iq4_xs", "iq2_
 FORMATS = [qgemm.FORMATS[name] for name in SOME]
 
 
-def on_sm_90() -> bool:
-    cuda = qgemm.backends()["cuda"]
-    return bool(cuda.available) and cupy().cuda.Device().compute_capability == "90"
-
-
 def of_kernel(w, on_device):
     """The codes that the kernel multiplies."""
     return codes_of(w, qgemm.matmul(cupy().eye(w.shape[1], dtype=np.float32), on_device, KIND).get())

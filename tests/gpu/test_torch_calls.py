@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import at_once
 from torch_layers import assert_gpu_product, torch
 
 import qgemm
@@ -139,11 +139,7 @@ def test_threads_with_streams(weights, activation, m):
         except Exception:
             wrong.append(traceback.format_exc())
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(xs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(len(xs)))
     assert wrong == []
 
 

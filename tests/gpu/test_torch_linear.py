@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import sys
-import threading
 
 import numpy as np
 import pytest
-from helpers import cupy, random_tensor
+from helpers import at_once, cupy, random_tensor
 from measured_errors import check_rms
 from strategies import TILED
 from torch_layers import DTYPES, assert_gpu_product, assert_product, on_host, torch
@@ -183,11 +182,7 @@ def test_threads_with_streams_of_their_own():
                 if not torch.equal(y, want):
                     wrong.append(len(x))
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, wants, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, xs, wants)
     assert wrong == []
 
 

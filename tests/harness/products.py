@@ -33,9 +33,9 @@ def problem(fmt, m, k=320, n=70):
 
 
 @cache
-def decode_problem(fmt, m, k=320, n=70):
+def decode_problem(fmt, m, k=320):
     """Compare y with the expected product of a kernel that rounds only levels of a codebook."""
-    w, x, _ = problem(fmt, m, k, n)
+    w, x, _ = problem(fmt, m, k)
     return w, x, helpers.expected_product(x, w, "float16", levels_alone=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 
 import pytest
@@ -27,3 +28,12 @@ def calls(monkeypatch):
     counted(joint.products, "matmul_many")
     counted(joint.products, "gated")
     return counts
+
+
+@pytest.fixture
+def methods(monkeypatch):
+    """The methods of the plugin of vLLM, beside a stand-in for vLLM."""
+    import vllm_like
+
+    vllm_like.install(monkeypatch)
+    return importlib.import_module("qgemm.vllm.methods")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
+from helpers import at_once
 from torch_layers import DTYPES, assert_product, normal, torch, weights
 
 import qgemm
@@ -45,10 +44,6 @@ def test_threads_of_torch_and_ours():
             if not torch.equal(layer(x), want):
                 wrong.append(len(x))
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, wants, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, xs, wants)
     assert wrong == []
     np.testing.assert_array_equal(layer(xs[0]).numpy(), qgemm.matmul(xs[0].numpy(), weights("q4_k", n=200)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import at_once
 from torch_layers import assert_same, torch
 
 import qgemm
@@ -261,11 +261,7 @@ def test_threads_share_a_model(calls):
     def run(number):
         ys[number] = [logits(model, indices[number]) for _ in range(4)]
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(run, range(4))
     for number, want in enumerate(expected):
         for y in ys[number]:
             assert_same(y, want)
@@ -284,12 +280,11 @@ def test_autocast():
 class Attention(torch.nn.Module):
     """Layers with the same input, where nothing but the source says which."""
 
-    def __init__(self, other=None):
+    def __init__(self):
         super().__init__()
         for seed, name in enumerate(("first", "second", "third", "last")):
             w = np.random.default_rng(seed).standard_normal((64, 64), np.float32)
             self.add_module(name, QLinear.from_tensor(qgemm.quantize(w, "q4_0")))
-        self.other = other
 
     def forward(self, x, context=None):
         if context is None:

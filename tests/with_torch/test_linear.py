@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 import tracemalloc
 import weakref
 
 import numpy as np
 import pytest
+from helpers import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_errors import check_rms
@@ -278,11 +278,7 @@ def test_threads():
                 if not torch.equal(layer(x).nan_to_num(), want.nan_to_num()):
                     failed.append(x.shape)
 
-        threads = [threading.Thread(target=work, args=pair) for pair in zip(xs, wants, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, xs, wants)
         assert failed == []
 
 

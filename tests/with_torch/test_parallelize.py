@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 
 import pytest
 import ranks
 from torch_layers import assert_same, normal, torch, weights
-from torch_models import KINDS, MIX, SIZES, VOCABULARY, random_model, transformers, write_gguf
+from torch_models import INDEX, KINDS, MIX, SIZES, VOCABULARY, load, logits, random_model, transformers, write_gguf
 
 import qgemm
-import qgemm.torch.transformers as adapter
 from qgemm.torch import (
     ColumnParallelLinear,
     ParallelExperts,
@@ -24,7 +22,6 @@ from qgemm.torch import (
 from qgemm.torch.parallelize import _plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
-INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 CUT = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
 # Eight heads of 64 on two keys: each of these has a block of a K-quant along the inputs of o_proj.
 OF_TWO = {"hidden_size": 512, "num_attention_heads": 8}
@@ -34,16 +31,6 @@ OF_THREE = {
 }  # fmt: skip
 # Three keys on two ranks: two and one; and 320 = 5 * 64.
 UNEVEN = {**OF_THREE, "intermediate_size": 320, "vocab_size": VOCABULARY}
-
-
-def load(path, patched=True, **options):
-    with adapter.patch() if patched else nullcontext():
-        return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **options)
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(INDEX).logits.double()
 
 
 def written(path, kind="llama", sizes=None, default="q4_k", tied=False, **formats):

@@ -45,9 +45,9 @@ def models():
     return packed, dense
 
 
-def small_model(bias=True):
+def small_model():
     """A table, two packed layers and a dense one."""
-    up = QLinear.from_tensor(weights(n=64), torch.nn.Parameter(normal(64), requires_grad=False) if bias else None)
+    up = QLinear.from_tensor(weights(n=64), torch.nn.Parameter(normal(64), requires_grad=False))
     down = QLinear.from_tensor(weights(n=96, blocks=1))
     layers = {"table": QEmbedding.from_tensor(weights(n=32)), "up": up, "down": down, "head": torch.nn.Linear(96, 8)}
     return Chain(layers)
@@ -69,9 +69,9 @@ def config(target="all-linear", **options):
     return peft.LoraConfig(target_modules=target, **{"r": 4, **options})
 
 
-def perturbed(model, seed=1):
+def perturbed(model):
     """All matrices of adapters moved, so that none of them is zero."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     for name, parameter in sorted(model.named_parameters()):
         if "lora_" in name and "magnitude" not in name:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from torch_layers import assert_same, torch
-from torch_models import MIX, SIZES, VOCABULARY, random_model, transformers, write_gguf
+from torch_models import INDEX, MIX, SIZES, VOCABULARY, random_model, transformers, write_gguf
 
 import qgemm
 import qgemm.torch.transformers as adapter
@@ -17,7 +17,6 @@ from qgemm.torch import QEmbedding, QExperts, QLinear, replace_linear
 from qgemm.views import Reordered, Scaled
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 AUTO = transformers.AutoModelForCausalLM
 
 

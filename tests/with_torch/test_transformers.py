@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import copy
 import pickle
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from measured_errors import check_rms
 from torch_layers import assert_product, assert_same, torch
-from torch_models import KINDS, MIX, VOCABULARY, random_model, transformers, write_gguf
+from torch_models import INDEX, KINDS, MIX, VOCABULARY, load, logits, random_model, transformers, write_gguf
 
 import qgemm
 import qgemm.torch.transformers as adapter
 from qgemm.torch import QEmbedding, QLinear
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
-INDEX = torch.randint(VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 DENSE = torch.nn.Linear, torch.nn.Embedding
 each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def load(path: Path, patched: bool = True, **options):
-    """A model from a file, by the adapter or by transformers alone."""
-    with adapter.patch() if patched else nullcontext():
-        return transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **options)
-
-
-def logits(model):
-    with torch.no_grad():
-        return model(INDEX).logits.double()
 
 
 @pytest.fixture

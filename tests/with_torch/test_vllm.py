@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +15,6 @@ from vllm_like import RANKS
 import qgemm
 from qgemm.errors import QgemmError
 from qgemm.torch import serving
-
-
-@pytest.fixture
-def methods(monkeypatch):
-    vllm_like.install(monkeypatch)
-    return importlib.import_module("qgemm.vllm.methods")
-
 
 # ---------------------------------------------------------------- signatures
 
@@ -163,11 +155,11 @@ def test_tables_hold_rows_of_their_rank_and_padding(methods):
 # ---------------------------------------------------------------- experts
 
 
-def expert_tensors(down="q6_k"):
+def expert_tensors():
     values = {part: normal(E, *shape, seed=seed).numpy() for seed, (part, shape) in enumerate(
         {"w1": (F, K), "w3": (F, K), "w2": (K, F)}.items())}  # fmt: skip
     return {
-        part: qgemm.quantize(values[part] / 16, fmt) for part, fmt in (("w1", "q4_k"), ("w3", "q5_0"), ("w2", down))
+        part: qgemm.quantize(values[part] / 16, fmt) for part, fmt in (("w1", "q4_k"), ("w3", "q5_0"), ("w2", "q6_k"))
     }
 
 

@@ -17,12 +17,6 @@ from qgemm.errors import QgemmError, UnsupportedError
 
 
 @pytest.fixture
-def methods(monkeypatch):
-    vllm_like.install(monkeypatch)
-    return importlib.import_module("qgemm.vllm.methods")
-
-
-@pytest.fixture
 def plugin(methods):
     return importlib.import_module("qgemm.vllm.plugin")
 

@@ -29,7 +29,7 @@ def matmul(
     x: AnyArray, w: DeviceExperts, ids: AnyArray, activation: str | None, bias: AnyArray | None, out: AnyArray | None,
     dtype: DType | None, check_ids: bool,
 ) -> Any:  # fmt: skip
-    """y [T, top_k, N] = x @ w[ids].T + bias[ids], by the launches of a call before or by the slow path."""
+    """y [T, top_k, N] = x @ w[ids].T + bias[ids], by a replay or by the slow path."""
     if check_ids or activation not in (None, "a16"):
         _check_product(x, w, ids, activation, check_ids)
     arrays = (x, ids) if out is None else (x, out, ids)
@@ -60,7 +60,7 @@ def feed_forward(
     activation: str, biases: Sequence[AnyArray | None] | None, out: AnyArray | None, dtype: DType | None,
     check_ids: bool,
 ) -> Any:  # fmt: skip
-    """y [T, K] of a layer, by the launches of a call before or by the slow path."""
+    """y [T, K] of a layer, by a replay or by the slow path."""
     pair: Any = gate_up
     if type(pair) not in (tuple, list):
         pair = (pair,) if isinstance(pair, Packed) else tuple(pair)
@@ -102,7 +102,7 @@ def _check_product(
     x: AnyArray, w: DeviceExperts, ids: AnyArray, activation: str | None, check_ids: bool = False
 ) -> None:
     if check_product(x, w, ids, activation, check_ids) != "a16":
-        raise UnsupportedError("products by experts on a GPU are of activations as they are ('a16')")
+        raise UnsupportedError("products by experts on a GPU have activation 'a16' only")
 
 
 def _read(call: Call, x: AnyArray, ids: AnyArray, *others: tuple[str, Any]) -> list[Array]:
@@ -123,7 +123,7 @@ def _target(
 
 
 def _finish(call: Call, y: Array, stored: Array, out: AnyArray | None) -> None:
-    """Store y where the kernels stored another array, and note it as the caller gets it."""
+    """Copy the kernels' result into y where they could not store it, and make y the output of the call."""
     if stored is not y:
         call.library.assign(view(y), view(stored))
     finish(call, [y], [out])
@@ -139,7 +139,7 @@ def _token_tile(call: Call, layer: Layer, x: Array, ids: Array) -> int:
 
 
 def _gate_and_up(layer: Layer, biases: Sequence[Array]) -> list[Product]:
-    """Gate and up, without a y; in one tensor they begin at rows 0 and F of every expert."""
+    """The products by gate and up, without a y; in one tensor they begin at rows 0 and F of every expert."""
     f, both = layer.width, layer.gate_up[0]
     if len(layer.gate_up) == 2:
         return [Product(w, f, bias=bias) for w, bias in zip(layer.gate_up, biases[:2], strict=True)]

@@ -2,11 +2,11 @@
 
     ids, x --moe_sort--> token tiles, sorted x --moe_prefill--> sorted products --moe_combine--> y
 
-Kernels that multiply halves alone read x of bf16 as ScaledRows: x is scaled before it is sorted, values between two
-products afterwards.
+Kernels that multiply only halves read x of bf16 as ScaledRows: x is scaled before it is sorted, the input of a second
+product after the first one.
 
-moe_prefill is the kernel for sm_90 by wgmma, on other GPUs the one for sm_80 by mma.sync; where experts have few tokens
-each it is moe_decode_tiles. All sizes follow from the shape of ids: their values are read by kernels alone.
+moe_prefill stands for moe_prefill_sm90 (wgmma) on sm_90, moe_prefill_sm80 (mma.sync) on other GPUs, and
+moe_decode_tiles where each expert has few tokens. The host knows sizes from the shape of ids; kernels alone read ids.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows in memory: their columns, by NumPy's name of the type of a column, and the kernels' name of their form."""
+    """Rows in memory: number of columns, NumPy's name of their type, and the kernels' name of the form of a row."""
 
     columns: int
     dtype: str
@@ -92,7 +92,7 @@ class Sorted:
         enter(self.call, sort, slots, self.counts, self.token_tiles, self.row_of_slots, rows, sorted_rows.pointer)
 
     def multiply(self, x: Array, form: Rows, products: Sequence[Product], second: bool = False) -> None:
-        """Sorted rows of x by the experts of a product, or of a gate and of the product that it gates.
+        """Multiply sorted rows of x by the experts of one product, or of a gate and the product that it gates.
 
         form: of x. second: whether the launch before has waited for the sort.
         """

@@ -79,7 +79,7 @@ class Product(NamedTuple):
 
     @property
     def stride(self) -> ExpertStride:
-        """From an expert to the next."""
+        """Bytes from one expert to the next."""
         return ExpertStride(int(self.w.data.shape[1]), self.w.shape[-2])
 
     def pointers(self, element: int = 0) -> tuple[Pointer, Pointer, Pointer, Pointer]:
@@ -95,7 +95,7 @@ class Served(NamedTuple):
 
 
 class Form(NamedTuple):
-    """x as kernels read it, of the type that they call `kind`.
+    """x in a form that kernels read. kind: the name that they give its type.
 
     transform: prepares the launch that computes it from the call's x; None where kernels read that. nbytes: of the
     form, in scratch memory.
@@ -107,7 +107,7 @@ class Form(NamedTuple):
 
 
 def problem(w: DeviceTensor | DeviceExperts, source: Source, activation: str = "a16") -> Problem:
-    """A product x @ w.T of the call's x, whose outputs are not known yet."""
+    """A product x @ w.T of the call's x, without an output yet."""
     facts, x, (n, k) = gpu(w.device), C_TYPES[source.dtype], w.shape[-2:]
     p = Problem(w.format, activation, source.m, n, k, facts.sm, x, (), w.exponent, facts.device, facts.sms)
     return p._replace(times=times_of(facts.device))
@@ -120,7 +120,7 @@ def served(w: DeviceTensor | DeviceExperts, source: Source, activation: str) -> 
 
 
 def gated_pair(call: Call, pair: Sequence[Product], y: Array, function: str, fused: bool) -> tuple[Product, Product]:
-    """y = function(first product) * (second product): both as they are launched.
+    """The two products of y = function(first product) * (second product), as kernels compute them.
 
     fused: in one launch, which stores y alone. Else the gate's values lie between them in scratch memory, in float32.
     """

@@ -53,10 +53,10 @@ def multiply(x: Any, request: Request, activation: str | None, dtype: DType | No
         ys = [target(call, out, (*shape[:-1], weights[i].shape[0]), dtype, i) for i, out in enumerate(outs)]
         arguments.check_apart([y.values for y, out in zip(ys, outs, strict=True) if out is not None])
         products = [
-            Product(w, w.shape[0], y, *_added(call, epilogue, y, ys))
+            Product(w, w.shape[0], y, *_read_epilogue(call, epilogue, y, ys))
             for w, y, epilogue in zip(weights, ys * 2 if function else ys, epilogues, strict=True)
         ]
-        pointer = values.pointer if prepared else _apart(call, values, ys).pointer
+        pointer = values.pointer if prepared else _copy_if_shared(call, values, ys).pointer
         if function:
             _launch_gated(call, pointer, source, products, function, kind)
         else:
@@ -69,9 +69,9 @@ def multiply(x: Any, request: Request, activation: str | None, dtype: DType | No
 def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call]:
     """A new call on the current stream of x's library, with x's device current."""
     library = library_for(type(x))
-    there = on_cuda(x) if library is None else not library.grad or x.is_cuda  # torch has tensors elsewhere
+    x_on_gpu = on_cuda(x) if library is None else not library.grad or x.is_cuda  # torch has tensors elsewhere
     for w in weights:
-        if not there or isinstance(w, Tensor) or not isinstance(w, Packed):
+        if not x_on_gpu or isinstance(w, Tensor) or not isinstance(w, Packed):
             raise misplaced(x, w)
     device = int(x.__dlpack_device__()[1]) if library is None else library.device(x)
     for w in weights:
@@ -89,7 +89,7 @@ def recording(x: Any, weights: Sequence[Any], outputs: int = 1) -> Iterator[Call
 
 
 def multiply_by(x: Any, w: DeviceTensor, out: Any, choice: Served) -> None:
-    """out = x @ w.T by a kernel that may not be the one that serves such a product: a candidate of `qgemm tune`."""
+    """out = x @ w.T by a kernel that the caller chooses instead of the route table: a candidate of `qgemm tune`."""
     with recording(x, [w], 1) as call:
         values = read(call, x, "x", base=X)
         source = Source(choice.problem.m, choice.problem.k, values.dtype)
@@ -101,7 +101,7 @@ def _launch(
     call: Call, x: Pointer, source: Source, products: Sequence[Product], activation: str,
     choices: Sequence[Served] | None = None,
 ) -> None:  # fmt: skip
-    """All products of x: a kernel stores where it can; else its sums are, the epilogue added, by the call's library.
+    """Launch all products of x. Where a kernel cannot store y, the call's library adds the epilogue and stores it.
 
     choices: the kernels, if not those of the routes.
     """
@@ -149,7 +149,7 @@ def _launch_gated(
 
 
 def _stores(call: Call, p: Product, served: Served) -> bool:
-    """Whether the kernel that serves a product can store into y as it is, the epilogue added."""
+    """Whether the kernel that serves a product can add the epilogue and store into y directly."""
     stores = served.kernel.stores(served.problem.x, p.y.dtype)
     return contiguous(call, p.y) and stores and (served.kernel.adds or not (p.bias.dtype or p.residual.dtype))
 
@@ -169,7 +169,7 @@ def read(
     call: Call, array: arguments.Array | None, who: str, types: Sequence[str] = tuple(C_TYPES),
     alignment: int = ALIGNMENT, base: int | None = None,
 ) -> Array:  # fmt: skip
-    """An array as kernels read it: contiguous, aligned, of one of some types, else cast to float32. None is NOTHING.
+    """An array as kernels read it: contiguous, aligned, of a type of `types`, else cast to float32. None is NOTHING.
 
     base: X for x, whose device is known; else the array gets a new one.
     """
@@ -192,7 +192,7 @@ def read(
     if base is None:
         base = new_base(call)
     call.alignments[base] = alignment
-    return _placed(call, array, dtype, base)
+    return _array_at(call, array, dtype, base)
 
 
 def target(
@@ -200,7 +200,7 @@ def target(
 ) -> Array:
     """An output by its index: the memory of `out`, whatever its type and strides, or a new array."""
     if out is None:
-        return _new(call, shape, float_name("float32" if dtype is None else dtype), Y + index)
+        return _new_array(call, shape, float_name("float32" if dtype is None else dtype), Y + index)
     if not on_cuda(out):
         raise UnsupportedError(f"out must be on the CUDA device of w, got {type(out).__name__}")
     check_no_grad(out)
@@ -208,29 +208,29 @@ def target(
     values = call.library.wrap(out)
     arguments.check_elements(values)
     call.outs += 1
-    return _placed(call, values, call.library.name(values.dtype), Y + index)
+    return _array_at(call, values, call.library.name(values.dtype), Y + index)
 
 
 def temporary(call: Call, shape: tuple[int, ...]) -> Array:
     """A float32 array for a product that no kernel can store into its output; such a call is not replayed."""
     call.replayable = False
-    return _new(call, shape, "float32", new_base(call))
+    return _new_array(call, shape, "float32", new_base(call))
 
 
 def new_base(call: Call) -> int:
-    """The number of one more array."""
+    """Add an array to the call, and return its base."""
     for facts in (call.addresses, call.nbytes, call.alignments):
         facts.append(0)
     return len(call.addresses) - 1
 
 
-def _new(call: Call, shape: tuple[int, ...], dtype: str, base: int) -> Array:
+def _new_array(call: Call, shape: tuple[int, ...], dtype: str, base: int) -> Array:
     library = call.library
-    return _placed(call, library.new(shape, library.dtype(dtype), call.device)(), dtype, base)
+    return _array_at(call, library.new(shape, library.dtype(dtype), call.device)(), dtype, base)
 
 
-def _placed(call: Call, values: arguments.Array, dtype: str, base: int) -> Array:
-    """An array of a type as that with this base."""
+def _array_at(call: Call, values: arguments.Array, dtype: str, base: int) -> Array:
+    """An array of a type, at the start of a base."""
     library = call.library
     call.addresses[base], call.nbytes[base] = library.pointer(values), prod(values.shape) * SIZES[dtype]
     call.memory.append(values)
@@ -246,7 +246,7 @@ def overlap(call: Call, array: Array, y: Array) -> bool:
 
 
 def _extent(call: Call, array: Array) -> tuple[int, int]:
-    """The address of an array's first byte, and that after its last; equal if it has no elements."""
+    """The addresses of an array's first byte and of the first byte after it; equal if it has no elements."""
     start, shape = call.library.pointer(array.values), array.values.shape
     if not prod(shape):
         return start, start
@@ -256,7 +256,7 @@ def _extent(call: Call, array: Array) -> tuple[int, int]:
 
 
 def view(array: Array) -> Any:
-    """An array to compute with: of torch, one outside of autograd over the same memory."""
+    """The values of an array; for torch a tensor outside of autograd over the same memory."""
     values = array.values
     return values.detach() if hasattr(values, "detach") else values
 
@@ -267,23 +267,23 @@ def contiguous(call: Call, array: Array) -> bool:
 
 
 def finish(call: Call, ys: Sequence[Array], outs: Sequence[Any]) -> None:
-    """Note the outputs as the caller gets them: those that it gave, or arrays of x's library."""
+    """Set the outputs that the caller gets: its own `outs`, or new arrays of x's library."""
     foreign = library_for(type(call.source)) is None
     for y, out in zip(ys, outs, strict=True):
         call.ys.append((like(call.source, y.values) if foreign else y.values) if out is None else out)
 
 
-def _apart(call: Call, array: Array, ys: Sequence[Array]) -> Array:
+def _copy_if_shared(call: Call, array: Array, ys: Sequence[Array]) -> Array:
     """An array that is read, copied where it shares memory with an output that the caller gave."""
     if call.outs == 0 or not any(overlap(call, array, y) for y in ys):
         return array
-    return _placed(call, call.library.copy(array.values), array.dtype, array.pointer.base)
+    return _array_at(call, call.library.copy(array.values), array.dtype, array.pointer.base)
 
 
-def _added(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> tuple[Array, Array]:
+def _read_epilogue(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> tuple[Array, Array]:
     """Bias and residual as kernels read them, apart from all outputs; a residual may be its own y."""
     names = zip(epilogue, Epilogue._fields, strict=True)
-    bias, residual = (read(call, added, name, alignment=1) for added, name in names)
+    bias, residual = (read(call, array, name, alignment=1) for array, name in names)
     arrays = Epilogue(*(view(array) if array.dtype else None for array in (bias, residual)))
     arguments.check_epilogue(arrays, tuple(y.values.shape))
     others = ys
@@ -291,4 +291,4 @@ def _added(call: Call, epilogue: Epilogue, y: Array, ys: Sequence[Array]) -> tup
         call.residuals.add((y.pointer.base, residual.pointer.base))
         if call.addresses[y.pointer.base] == call.addresses[residual.pointer.base]:
             others = [other for other in ys if other is not y]
-    return _apart(call, bias, ys), _apart(call, residual, others)
+    return _copy_if_shared(call, bias, ys), _copy_if_shared(call, residual, others)

@@ -33,7 +33,7 @@ from .products import multiply
 
 MAX_PLANS = 256  # entries that weights remember
 MAX_BOUND = 16  # calls whose launches are bound to addresses, of a plan; a graph costs 0.1 MB of the GPU
-GRAPHED = 3  # launches from which on they become a graph; one of two costs the GPU 2.6 us, and saves the host 4
+GRAPHED = 3  # least launches that become a graph; a graph of two costs the GPU 2.6 us, and saves the host 4
 ALIGNED = 256  # bytes between pieces of scratch memory
 
 _serial, _is_absent = attrgetter("serial"), partial(is_, None)
@@ -41,7 +41,7 @@ _serial, _is_absent = attrgetter("serial"), partial(is_, None)
 Scalars = tuple[Any, ...]  # the scalar arguments of a call
 CallArrays = tuple[Any, ...]
 Addresses = tuple[int, ...]  # the stream of a call, then its bases from x on
-Entry = tuple[Callable[[], int], Callable[[], None]]  # enters bound launches, the driver's status; launches as before
+Entry = tuple[Callable[[], int], Callable[[], None]]  # enters bound launches -> the driver's status; launches anew
 Plans = dict[Any, "Replay"]  # the remembered calls of weights, by both keys
 
 
@@ -63,7 +63,7 @@ def product(
     w: DeviceTensor, x: Array | DeviceActivations, activation: str | None, bias: Array | None, residual: Array | None,
     out: Array | None, dtype: DType | None, gated: Gated | None = None,
 ) -> Any:  # fmt: skip
-    """y of `qgemm.matmul`, by the launches of a call before or by the slow path; of `qgemm.gated` where w is a gate."""
+    """y of `qgemm.matmul`, or of `qgemm.gated` where w is a gate, by a replay or by the slow path."""
     plans: Plans = w.plans
     if bias is None and residual is None and gated is None:  # the most frequent call needs no tuple of arrays
         replay = plans.get((activation or "a16", dtype, out is None))
@@ -90,7 +90,7 @@ def products(
     x: Array | DeviceActivations, weights: Sequence[Any], activation: str | None, epilogues: Sequence[Epilogue] | None,
     outs: Sequence[Any] | None, dtype: DType | None,
 ) -> list[Any] | None:  # fmt: skip
-    """The list of `qgemm.matmul_many`, by the launches of a call before or by the slow path.
+    """The list of `qgemm.matmul_many`, by a replay or by the slow path.
 
     epilogues: None if nothing is added to any product. None unless all weights are DeviceTensors.
     """
@@ -237,7 +237,7 @@ def _code(source: str) -> CodeType:
 
 
 def _guard(call: Call) -> list[str]:
-    """Returns None unless arrays are aligned, and no output that the caller gives shares memory with another array.
+    """A line that returns None unless arrays are aligned and no output of the caller shares memory with another array.
 
     An output may be its own residual, if both have one type: then they are the same elements.
     """
@@ -252,7 +252,7 @@ def _guard(call: Call) -> list[str]:
 
 
 def _launches(call: Call, values: dict[str, Any]) -> list[str]:
-    """Launches everything; constants get names in values."""
+    """Lines that launch everything; their constants become names in `values`."""
 
     def argument(pointer: Pointer) -> str:
         base, offset = pointer
@@ -265,7 +265,7 @@ def _launches(call: Call, values: dict[str, Any]) -> list[str]:
 
 
 def _with_scratch(call: Call, values: dict[str, Any], body: list[str]) -> list[str]:
-    """The body on scratch memory: in one workspace of the stream if it is little, else allocated for each call."""
+    """The body with addresses of scratch memory: a workspace of the stream if it is small, else new at each call."""
     bases = [len(call.addresses) - len(call.scratch) + i for i in range(len(call.scratch))]
     *starts, nbytes = accumulate((-(-size // ALIGNED) * ALIGNED for size in call.scratch), initial=0)
     if nbytes > SCRATCH_BYTES:  # memory that is freed goes to later launches of the same stream alone
@@ -293,7 +293,7 @@ def _with_scratch(call: Call, values: dict[str, Any], body: list[str]) -> list[s
 
 
 def _binding(call: Call, values: dict[str, Any], body: list[str]) -> list[str]:
-    """The body for addresses that came never or once; launches bound to addresses that come again."""
+    """The body for addresses that are new; launches that are bound to their addresses for those that come again."""
     launches: Sequence[tuple[Any, Sequence[Pointer]]] = call.launches
     bound = dict[Addresses, Sequence[Entry]]()  # empty for addresses that came once
 

@@ -19,8 +19,8 @@ OLDEST_CUDA = 12  # the oldest version with an extra of this package
 
 @cache
 def require(who: str) -> None:
-    """UnsupportedError unless there are a GPU and a library for its arrays: it names the missing part, the way to get
-    it, and `who`.
+    """UnsupportedError unless there are a GPU and a library for its arrays; it names `who`, the missing part, and
+    how to install that.
     """
     state = status()
     if not state.facts:  # without NVRTC cached kernels still run

@@ -32,11 +32,6 @@ def fetched(source: str, arch: str, headers: Mapping[str, str] | None) -> tuple[
     return (compiled[0], True) if compiled else (unpacked(entry), False)
 
 
-def cached_cubin(source: str, arch: str, headers: Mapping[str, str] | None) -> bytes:
-    """The machine code alone, as a GPU loads it."""
-    return cached(source, arch, headers).cubin
-
-
 def key(source: str, arch: str, headers: Mapping[str, str] | None = None) -> str:
     """The name of a unit's entry: SHA-256 of all that its compilation depends on."""
     included = {name: _digest(text) for name, text in closure(source, headers or {}).items()}

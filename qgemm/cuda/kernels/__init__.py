@@ -1,1 +1,1 @@
-"""One module a kernel: the problems it takes, its configs, its template and its launch."""
+"""One module a kernel source: its records, configs, templates and launches; routes.py has the problems they serve."""

@@ -1,4 +1,4 @@
-"""Launches of the kernels that bring x into the forms of product kernels: codes, their values, halves."""
+"""Launches of the kernels that convert x: to codes, to the values that codes decode to, to scaled halves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configs that a cost model chooses for many numbers of rows of x; a time is computed only where it changes."""
+"""The configs that a cost model chooses for many numbers of rows of x. A time is computed only where it may change."""
 
 from __future__ import annotations
 

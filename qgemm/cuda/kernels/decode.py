@@ -80,7 +80,7 @@ def tokens_of(p: Problem) -> int:
 
 
 def table_name(name: str, p: Problem) -> str:
-    """The name of a kernel in the table of configs, where the sum over a token's experts has rows of its own."""
+    """The name of a kernel in the table of configs, which has rows of its own for a sum over a token's experts."""
     return SUMMED_SLOTS if p.routed is not None and p.routed.summed else name
 
 
@@ -114,8 +114,8 @@ def ranked(name: str, p: Problem) -> list[tuple[DecodeConfig, None]]:
 
 
 def chosen(name: str, p: Problem, rows: Sequence[int]) -> set[DecodeConfig]:
-    """The configs that are chosen for these numbers of rows of x by this W alone or with more, or by any number of
-    slots of experts."""
+    """The configs that are chosen for these numbers of rows of x, whether W has the launch alone or shares it, or for
+    any number of slots of experts."""
     configs_chosen, table = set(), table_name(name, p)
     alone = row_blocks_of(p) if p.routed is None else -(-p.outputs[0].n // tiles.ROWS)
     for m in rows if p.routed is None else (1,):
@@ -169,7 +169,7 @@ def ctas_of(n: int, p: Problem, config: DecodeConfig) -> int:
 
 
 def describe(products: Products, p: Problem, m: int, config: DecodeConfig) -> int:
-    """Fill in sizes and types of the products of a launch; their number of CTAs."""
+    """Fill in sizes and types of the products of a launch, and return their number of CTAs."""
     assert len(p.outputs) <= MAX_PRODUCTS
     products.k, products.m = p.k, m
     end = 0

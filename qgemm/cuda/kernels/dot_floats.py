@@ -1,4 +1,4 @@
-"""dot_floats: few rows of x by weights of floats of any type, exact products with sums in float32. Two records:
+"""dot_floats: few rows of x by float weights of any type; products are exact, sums in float32. Two records:
 
 gemv_floats  one matrix, where x has another type than W, which cuBLAS would have to convert
 moe_floats   experts, each token by those that its ids name

@@ -52,7 +52,7 @@ def best_tile(times: dict[int, float], sizes: tuple[Size, ...], slots: int, expe
 
 
 def read_us(size: Size, experts: float) -> float:
-    """The us of reading this number of experts from memory."""
+    """The us in which this number of experts is read from memory."""
     return MEGABYTE * experts * size.megabytes
 
 

@@ -1,4 +1,4 @@
-"""Kernel: the record of one kernel that multiplies, all that other modules know of it.
+"""Kernel: the record of one kernel that multiplies. Other modules know a kernel by its record alone.
 
 A kernel is a file in kernels/, a module here that defines its record, and its rows in the route table. Several records
 may share a file: then the policies in their templates tell the kernels apart.
@@ -34,7 +34,7 @@ def _no_units(fmt: Format | None, sm: int, activations: Collection[str]) -> tupl
 
 
 def half_rows(problem: Problem) -> tuple[str, ...]:
-    """x as kernels read it that multiply halves alone: rows of other types are scaled."""
+    """The form of x for kernels that multiply only halves: rows of other types are scaled."""
     return (problem.x if problem.x == "half" else SCALED_ROWS,)
 
 

@@ -1,4 +1,4 @@
-"""The kernels that the products of a model need, all of which are compiled before the first token."""
+"""The kernels that the products of a model need: `qgemm.prepare` compiles them before the first token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def needed(
 ) -> set[Key]:
     """Every kernel that uploading these tensors, and products with any of these numbers of rows of x, need.
 
-    tensors: on the host or on a GPU; those with three axes are experts, multiplied together or singly. sm, sms: compute
+    tensors: on the host or on a GPU; one with three axes holds experts, multiplied together or singly. sm, sms: compute
     capability (90 is 9.0) and multiprocessors of the GPU. types: the kernels' names of the types of x; y has any type.
     Weights may share a launch with more weights of their format. times: of the GPU, whose configs are needed as well.
     """

@@ -34,7 +34,7 @@ ALIGNED = 256  # bytes between pieces of scratch memory
 
 
 def decode(fmt: Format, tiles_pointer: int, row_blocks: int, weights: Matrix, exponent: int, stream: int) -> None:
-    """Tiles of whole row_blocks -> the first rows of weights [rows, K] times 2^-exponent, of the matrix's type."""
+    """Decode tiles of whole row_blocks times 2^-exponent into `weights` [rows, K], in their type."""
     if weights.rows * weights.columns:
         kernel, k = DEQUANTIZE_TILES.load(fmt, Out=C_TYPES[weights.dtype]), weights.columns
         factor, (_, along, nbytes) = np.float32(2.0**-exponent), tiles.tiles_shape(fmt, tiles.ROWS, k)

@@ -124,7 +124,7 @@ class Route(NamedTuple):
         return self.may_serve(p) and self.pays(p)
 
     def may_serve(self, p: Problem) -> bool:
-        """Whether the kernel can serve the problem, be it worth it or not."""
+        """Whether the kernel can serve the problem, even where another one is faster."""
         return (
             grouping_of(p) is self.grouping
             and (self.grouping is not Grouping.TILES or (p.routed or Routed()).tokens in self.tokens)
@@ -205,7 +205,7 @@ ROUTES = (
 
 KERNELS = tuple(dict.fromkeys(row.kernel for row in ROUTES))
 SOURCES = {kernel.name: kernel.source or kernel.name for kernel in KERNELS}
-# Slots of a launch whose kernel looks experts up, and experts of a token that it sums.
+# The largest numbers of slots of a launch that looks experts up, and of experts of a token that it sums.
 MAX_SLOTS = min(row.kernel.max_slots for row in BY_SLOTS)
 MAX_TOP_K = min(row.kernel.max_top_k for row in BY_SLOTS)
 

@@ -131,13 +131,13 @@ def _iq2_xs(fields: dict[str, Bytes]) -> dict[str, Any]:
     return {**fields, "qs": words & np.uint16(511) | signs << np.uint16(9)}
 
 
-def _centred(name: str, mask: int) -> Callable[[dict[str, Bytes]], dict[str, Any]]:
-    """Bytes that were stored with some bits inverted."""
-    return lambda fields: {**fields, name: fields[name] ^ np.uint8(mask)}
+def _centred(mask: int) -> Callable[[dict[str, Bytes]], dict[str, Any]]:
+    """Codes that were stored with some bits inverted."""
+    return lambda fields: {**fields, "qs": fields["qs"] ^ np.uint8(mask)}
 
 
 def _q4_0(rows: int, order: str, mask: int = 0) -> Interleaved:
-    return Interleaved(rows, {**D, "qs": (16, order)}, _centred("qs", mask) if mask else None)
+    return Interleaved(rows, {**D, "qs": (16, order)}, _centred(mask) if mask else None)
 
 
 BY_4, BY_8 = "hLki > hLi", "hkLi > hLi"  # four or eight bytes of a row at a time
@@ -191,7 +191,7 @@ TYPES: dict[int, tuple[str, Interleaved]] = {
 # ---------------------------------------------------------------- types whose weights only bytes express
 
 Q8_K_R8 = Interleaved(8, {**D, "qs": (256, "blhLki > blhLi")})
-Q8_K_R16 = Interleaved(16, {**D, "qs": (256, "blhLki > blhLi")}, _centred("qs", 0x80))
+Q8_K_R16 = Interleaved(16, {**D, "qs": (256, "blhLki > blhLi")}, _centred(0x80))
 Q8_KV_R8 = Interleaved(8, {"qs": (32, "lhLki > lhLi")})
 IQ1_S_R4 = Interleaved(4, {"qs": (4, "ik > i"), "qh": (2, "kp > p")})
 IQ1_M_R4 = Interleaved(4, {"qs": (4, "ik > i"), "qh": (2, "pk > p"), "scales": (1, "k > ")})
