@@ -25,8 +25,8 @@ def threads(number: int | None = None) -> int:
     """Set the number of threads that share a product on the CPU; without an argument, return it.
 
     The default, without a call and without $QGEMM_THREADS, is one thread for each physical core that this process may
-    use at the first product. ValueError for another number or $QGEMM_THREADS than 1 to 4096, TypeError for what is no
-    whole number.
+    use at the first product. ValueError for another number or $QGEMM_THREADS than 1 to 4096, TypeError for other
+    types than whole numbers.
     """
     global _chosen
     if number is not None:

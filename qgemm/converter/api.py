@@ -201,6 +201,8 @@ def convert(
     check_arguments(locals())
     if [type is not None, bool(size), recipe is not None].count(True) != 1:
         raise UnsupportedError("the types of a conversion come from one of type, size and recipe")
+    if not size and (objective or types):
+        raise UnsupportedError("objective and types are for size")
     if type is None and (pure or layout or mmproj or not is_gguf_path(dst)):
         raise UnsupportedError("size and recipe are for a .gguf file, without pure, layout and mmproj")
     if mmproj and like is not None:

@@ -17,13 +17,13 @@ NUMBER = (int, np.integer)
 
 
 class Rule(NamedTuple):
-    """What an argument must be, in words, and the test for it."""
+    """The condition on an argument: its words, and its test."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
-def _one(words: str, *kinds: type) -> Rule:
+def _instance(words: str, *kinds: type) -> Rule:
     """A value of one of these classes; True is no number."""
     return Rule(words, lambda value: isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds))
 
@@ -32,7 +32,7 @@ def _optional(rule: Rule) -> Rule:
     return Rule(f"{rule.words} or None", lambda value: value is None or rule.holds(value))
 
 
-def _several(words: str, *kinds: type) -> Rule:
+def _list_of(words: str, *kinds: type) -> Rule:
     """A collection of such values, or an iterator, whose values are not looked at; text and bytes are one value."""
 
     def holds(values: Any) -> bool:
@@ -59,11 +59,11 @@ def _mapping(words: str, keys: tuple[type, ...], values: tuple[type, ...]) -> Ru
     return _optional(Rule(f"a mapping of {words}", holds))
 
 
-FLAG = _one("True or False", bool, np.bool_)
-TEXT = _one("text", str)
-PATH = _one("a path", str, bytes, os.PathLike)
-FORMAT = _optional(_one("a format or its name", *TYPE))
-PATTERNS = _several("regular expressions", *PATTERN)
+FLAG = _instance("True or False", bool, np.bool_)
+TEXT = _instance("text", str)
+PATH = _instance("a path", str, bytes, os.PathLike)
+FORMAT = _optional(_instance("a format or its name", *TYPE))
+PATTERNS = _list_of("regular expressions", *PATTERN)
 
 RULES = {
     "src": PATH,
@@ -71,7 +71,7 @@ RULES = {
     "type": FORMAT,
     "size": TEXT,
     "objective": TEXT,
-    "types": _several("formats or their names", *TYPE),
+    "types": _list_of("formats or their names", *TYPE),
     "recipe": _mapping("names to formats", (str,), TYPE),
     "tensor_types": _mapping("regular expressions to formats", PATTERN, TYPE),
     "token_embedding_type": FORMAT,
@@ -86,7 +86,7 @@ RULES = {
     "mmproj": FLAG,
     "pure": FLAG,
     "keep_split": FLAG,
-    "split_max_size": _one("a number of bytes, or text like 2G", str, *NUMBER),
+    "split_max_size": _instance("a number of bytes, or text like 2G", str, *NUMBER),
     "layout": TEXT,
     "allow_requantize": FLAG,
     "search": FLAG,
@@ -94,13 +94,13 @@ RULES = {
     "part": FLAG,
     "architecture": TEXT,
     "set_metadata": _mapping("keys to values", (str,), (object,)),
-    "remove_metadata": _several("keys", str),
-    "prune_layers": _several("numbers of layers", *NUMBER),
+    "remove_metadata": _list_of("keys", str),
+    "prune_layers": _list_of("numbers of layers", *NUMBER),
     "force": FLAG,
     "dry_run": FLAG,
-    "threads": _optional(_one("a whole number", *NUMBER)),
+    "threads": _optional(_instance("a whole number", *NUMBER)),
     "backend": TEXT,
-    "max_rel_error": _optional(_one("a number", float, np.floating, *NUMBER)),
+    "max_rel_error": _optional(_instance("a number", float, np.floating, *NUMBER)),
     "progress": Rule("a function of two numbers", callable),
 }
 
