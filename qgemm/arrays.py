@@ -42,8 +42,8 @@ def torch_of(x: object) -> Any:
 def as_numpy(x: Any, who: str) -> NDArray[Any]:
     """A host array to read from, without a copy where it is one already; bfloat16 of torch becomes float32.
 
-    A tensor that requires grad is detached: no gradient flows through a product here. TypeError for a masked array,
-    UnsupportedError for an array on a CUDA device. who: the argument, for messages.
+    A tensor that requires grad is detached: no gradient flows through a product here. TypeError for a masked array and
+    for rows of several lengths, UnsupportedError for an array on a CUDA device. who: the argument, for messages.
     """
     if isinstance(x, np.ndarray):
         return _unmasked(x, who)
@@ -55,7 +55,10 @@ def as_numpy(x: Any, who: str) -> NDArray[Any]:
         read: NDArray[Any] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
         return read
     if not hasattr(x, "__dlpack_device__"):
-        return np.asarray(x)
+        try:
+            return np.asarray(x)
+        except ValueError as error:
+            raise TypeError(f"{who} is no array: {error}") from error
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError):  # DLPack of NumPy knows no bfloat16

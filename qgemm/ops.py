@@ -121,6 +121,8 @@ def matmul_many(
     biases, residuals, outs: one for each of the weights, or None; of the first two any may be None. The outs must not
     share elements. x, activation, dtype: as of `matmul`, whose errors it raises.
     """
+    if not isinstance(weights, (list, tuple)):
+        raise TypeError(f"weights must be a list or tuple of Tensors, got {type(weights).__name__}")
     added = None if biases is None and residuals is None else epilogues(len(weights), biases, residuals, outs)
     if weights:
         try:

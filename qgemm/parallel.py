@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from operator import index
 from queue import Empty, SimpleQueue
 
 from qgemm.system.process import after_fork, cpus, setting
@@ -24,10 +25,12 @@ def threads(number: int | None = None) -> int:
     """Set the number of threads that share a product on the CPU; without an argument, return it.
 
     The default, without a call and without $QGEMM_THREADS, is one thread for each physical core that this process may
-    use at the first product. ValueError for another number or $QGEMM_THREADS than 1 to 4096.
+    use at the first product. ValueError for another number or $QGEMM_THREADS than 1 to 4096, TypeError for other
+    types than whole numbers.
     """
     global _chosen
     if number is not None:
+        number = index(number)
         if not 1 <= number <= MAX_THREADS:
             raise ValueError(f"a product needs a thread at least, and may have {MAX_THREADS}, got {number}")
         _chosen = number

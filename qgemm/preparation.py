@@ -74,9 +74,8 @@ def prepare(
 
 def weights_of(tensors: Mapping[str, Packed] | Iterable[Packed] | Packed) -> list[Packed]:
     """The tensors of an argument, views as the tensors that they show; TypeError for anything else."""
-    if isinstance(tensors, Packed):
-        tensors = [tensors]
-    weights = list(tensors.values() if isinstance(tensors, Mapping) else tensors)
+    values = tensors.values() if isinstance(tensors, Mapping) else tensors
+    weights = list(values if isinstance(values, Iterable) and not isinstance(values, Packed) else [values])
     weights = [w.tensor if isinstance(w, View) else w for w in weights]
     for w in weights:
         if not isinstance(w, Packed):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ from helpers import normal
 
 import qgemm
 from qgemm.converter import job
+from qgemm.converter.keywords import RULES
 from qgemm.errors import UnsupportedError
 
 Q, K, DOWN = "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.0.ffn_down_exps.weight"
@@ -143,3 +146,40 @@ def test_a_stacked_matrix_is_used_whole(tmp_path):
         matrix, {f"{DOWN}.in_sum2": np.ones((2, 256), np.float32), f"{DOWN}.counts": np.ones((2, 1), np.float32)}
     )
     assert notes(source, "iq4_nl", imatrix=matrix) == "1 of 1 quantized tensors took importances"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("keep", "output", "a list of regular expressions, got 'output'"),  # by letters it would keep all
+        ("drop", "attn", "a list of regular expressions, got 'attn'"),
+        ("drop", [b"attn"], "a list of regular expressions, got list"),
+        ("types", "q4_k", "a list of formats or their names, got 'q4_k'"),
+        ("remove_metadata", b"ab", "a list of keys, got b'ab'"),
+        ("prune_layers", "3", "a list of numbers of layers, got '3'"),
+        ("prune_layers", [True], "a list of numbers of layers, got list"),
+        ("tensor_types", [("attn", "q4_k")], "a mapping of regular expressions to formats or None, got list"),
+        ("tensor_types", {"attn": 12}, "a mapping of regular expressions to formats or None, got dict"),
+        ("rename", {"attn": 1}, "a mapping of regular expressions to text or None, got dict"),
+        ("threads", float("nan"), "a whole number or None, got float"),  # tasks without end
+        ("threads", True, "a whole number or None, got bool"),
+        ("max_rel_error", "0.1", "a number or None, got '0.1'"),
+        ("pure", "false", "True or False, got 'false'"),
+        ("architecture", 1, "text, got int"),
+        ("like", 3, "a path or None, got int"),
+        ("progress", None, "a function of two numbers, got NoneType"),
+    ],
+)
+def test_arguments_of_other_types(source, name, value, words):
+    """Text is no list of letters, and no value counts for its truth alone."""
+    with pytest.raises(TypeError, match=f"^{re.escape(f'{name} must be {words}')}$"):
+        notes(source, **{name: value})
+
+
+def test_iterators_are_lists(source):
+    drop = (re.compile(pattern) for pattern in [K])
+    assert notes(source, keep=iter([Q]), drop=drop, prune_layers=range(0)) == f"left out by --drop: {K}"
+
+
+def test_each_argument_has_a_rule():
+    assert list(RULES) == list(inspect.signature(qgemm.convert).parameters)

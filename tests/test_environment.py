@@ -38,6 +38,12 @@ def test_threads_that_are_set_to_no_number(number):
         qgemm.threads(number)
 
 
+@pytest.mark.parametrize("number", [1.5, "4", [2]])
+def test_threads_that_are_no_whole_number(number):
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        qgemm.threads(number)
+
+
 @pytest.mark.parametrize("value", ["nump", "c", "1", "block"])
 def test_another_engine_of_the_cpu(value, monkeypatch):
     monkeypatch.setenv("QGEMM_CPU", value)

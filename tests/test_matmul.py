@@ -30,6 +30,19 @@ def test_a16_within_bound(fmt, data):
     expected_sums(x, w).check(y)
 
 
+@pytest.mark.usefixtures("engine")
+@over_formats(EVERY_BLOCK)
+def test_x_up_to_1e32_stays_finite(fmt):
+    """A row of x has the signs of a row of w, so that no terms cancel. docs/limits.md promises this range."""
+    w = random_tensor(fmt, cpu.FEW_TOKENS + 5, 512, np.random.default_rng(3))
+    signs = np.copysign(np.float32(1e32), w.dequantize())
+    for m in (1, 3, len(signs)):
+        for packed in (w, w.packed_for_cpu()):
+            y = qgemm.matmul(signs[:m], packed)
+            assert np.isfinite(y).all()
+            expected_sums(signs[:m], w).check_worst_case(y)
+
+
 @pytest.mark.parametrize("constant", ["TILES", "TILE", "SLICE", "PANEL_WEIGHTS", "X_CHUNK", "SUMS", "BLAS_ALONE"])
 @pytest.mark.parametrize("m", [3, cpu.FEW_TOKENS + 5])
 def test_products_do_not_depend_on_how_work_is_cut(constant, m, monkeypatch):

@@ -109,6 +109,18 @@ def test_out_that_is_no_array(out):
         qgemm.matmul(normal(3, K), W, out=out)
 
 
+@pytest.mark.parametrize("weights", [W, None, np.ones((2, K), np.float32), W.format, iter([W])])
+def test_weights_that_are_no_list(weights):
+    with pytest.raises(TypeError, match=f"weights must be a list or tuple of Tensors, got {type(weights).__name__}"):
+        qgemm.matmul_many(normal(3, K), weights)
+
+
+def test_rows_of_several_lengths():
+    for use in (lambda x: qgemm.matmul(x, W), lambda x: qgemm.quantize(x, "q4_0"), qgemm.quantize_activations):
+        with pytest.raises(TypeError, match="x is no array: setting an array element with a sequence"):
+            use([[1.0, 2.0], [3.0]])
+
+
 def test_out_whose_elements_share_memory():
     windows = np.lib.stride_tricks.sliding_window_view(np.zeros(N + 2, np.float32), N, writeable=True)
     repeated = np.lib.stride_tricks.as_strided(np.zeros(N, np.float32), (3, N), (0, 4))

@@ -382,3 +382,9 @@ def test_command(run, gpu, monkeypatch, tmp_path):
     assert out.startswith(f"{len(gpu)} kernels are ready, {len(gpu)} of them compiled now, in ")
     assert out.endswith(f" s, kept in {tmp_path}\n")
     assert len(gpu) > 20
+
+
+@pytest.mark.parametrize("tensors", [qgemm.FORMATS["q4_0"], None, "model.gguf", [None]])
+def test_what_is_no_tensor_is_not_prepared(tensors):
+    with pytest.raises(TypeError, match="tensors must be Tensors or DeviceTensors, got "):
+        qgemm.prepare(tensors)

@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import re
+import shlex
 import subprocess
 from functools import cache
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ import readme
 
 import qgemm
 from benchmarks.report import tables
+from qgemm.cli.main import COMMANDS, main
 from qgemm.cuda.kernels.routes import source_of
 
 ROOT = tables.ROOT
@@ -211,6 +213,21 @@ def test_readme_is_short():
     lines = text_of("README.md").splitlines()
     assert len(lines) <= README_LINES
     assert not [line for line in lines if len(line) > README_COLUMNS and not line.startswith("|")]
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of each indented line that begins with a command, without what two spaces separate from it."""
+    lines = re.findall(rf"^    qgemm ((?:{'|'.join(COMMANDS)}) .*)$", text, re.MULTILINE)
+    return [shlex.split(line.partition("  ")[0]) for line in lines]
+
+
+def test_command_lines_are_complete(tmp_path, monkeypatch, capsys):
+    """Each fails because its files are missing, and not because of its arguments, unless it needs no file."""
+    monkeypatch.chdir(tmp_path)
+    lines = [words for path in DOCUMENTS for words in commands(text_of(path)) if "SRC" not in words]
+    assert len(lines) > 20
+    for words in lines:
+        assert main(words) == (0 if "--problem" in words else 1), (words, capsys.readouterr().err)
 
 
 def test_a_program_numbers_and_a_plot_come_before_the_first_section():

@@ -279,6 +279,12 @@ def test_usage_errors(refused, source, tmp_path, words, rule):
     assert rule in refused("convert", source, tmp_path / "x.gguf", *words, status=2)
 
 
+@pytest.mark.parametrize("option", [{"objective": "mse"}, {"objective": "x"}, {"types": ["q4_k"]}])
+def test_keywords_of_a_size_are_refused_without_one(source, tmp_path, option):
+    with pytest.raises(qgemm.UnsupportedError, match="objective and types are for size"):
+        qgemm.convert(source, tmp_path / "x.gguf", "q8_0", **option)
+
+
 def test_an_objective_without_sensitivities_is_refused(refused, source, tmp_path):
     words = ["convert", source, tmp_path / "x.gguf", "--size", "4.5bpw", "--objective", "kl"]
     assert "--objective kl needs sensitivities" in refused(*words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,20 @@ main.main = lambda: signal.getsignal(signal.SIGINT) is not signal.default_int_ha
 sys.exit(start())
 """
     subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, check=True)
+
+
+def test_interrupted_when_the_work_is_done():
+    """The signal ends the process, because an exception would be printed by what Python does at its end."""
+    program = """
+import atexit, os, signal, sys
+import qgemm.cli.main as main
+from qgemm.cli.start import main as start
+main.main = lambda: 0
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+sys.exit(start())
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_importing_imports_nothing():

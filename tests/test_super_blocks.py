@@ -111,6 +111,11 @@ def test_what_an_importance_matrix_must_be():
     for bad in (-1, np.nan, np.inf):
         with pytest.raises(qgemm.UnsupportedError, match="negative or not finite"):
             qgemm.quantize(x, "q4_k", imatrix=np.full(256, bad))
+    for bad, dtype in (("text", "<U4"), (np.full(256, 1 + 1j), "complex128"), (np.full(256, None), "object")):
+        with pytest.raises(TypeError, match=f"imatrix must be of real numbers, got {dtype}"):
+            qgemm.quantize(x, "q4_k", imatrix=bad)
+    with pytest.raises(qgemm.UnsupportedError, match="negative or not finite"):
+        qgemm.quantize(x, "q4_k", imatrix=np.full(256, 1e300))  # beyond float32
     with pytest.raises(qgemm.UnsupportedError, match="Q8_0 is encoded alike with an importance matrix and without"):
         qgemm.quantize(x, "q8_0", imatrix=np.ones(256))
     x[1, 3] = np.nan

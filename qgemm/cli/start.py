@@ -24,6 +24,9 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         return _end()
+    finally:
+        if ours:  # the work is done and stdout is flushed: Python's own end would print a traceback
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _end(*_: object) -> int:

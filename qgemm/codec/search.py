@@ -39,10 +39,10 @@ def searched(fmt: Format) -> bool:
 def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
     """Values [..., K], the importance of each [K] or [..., K] -> blocks [..., K / weights], on all cores.
 
-    ShapeError for an importance of another shape, UnsupportedError for one that is negative or not finite, and
-    QuantizeError as by Format.quantize.
+    ShapeError for an importance of another shape, UnsupportedError for one that is negative or not finite, TypeError
+    for one that is no array of real numbers, and QuantizeError as by Format.quantize.
     """
-    imatrix = np.asarray(importance, np.float32)
+    imatrix = importance_array(importance)
     check_importance(x.shape, imatrix.shape, bool((np.isfinite(imatrix) & (imatrix >= 0)).all()))
     k = x.shape[-1]
     count = fmt.blocks_in(k)
@@ -58,6 +58,15 @@ def quantize(fmt: Format, x: NDArray[Any], importance: ArrayLike) -> Blocks:
 
     for_slices(len(rows) if k else 0, max(1, FITTED // max(1, k)), work)
     return blocks.reshape(*x.shape[:-1], count)
+
+
+def importance_array(importance: ArrayLike) -> Floats:
+    """An importance on the host as float32; TypeError for text, complex numbers and the like."""
+    imatrix = np.asarray(importance)
+    if imatrix.dtype.kind in "cOSUMm":
+        raise TypeError(f"imatrix must be of real numbers, got {imatrix.dtype}")
+    with np.errstate(over="ignore"):  # `check_importance` refuses infinity
+        return imatrix.astype(np.float32, copy=False)
 
 
 def check_importance(shape: tuple[int, ...], imatrix_shape: tuple[int, ...], fine: bool) -> None:

@@ -19,6 +19,7 @@ from .edits import NO_EDITS, Edits, apply_edits, parse_size
 from .gguf_template import match_layout
 from .gguf_to_folder import to_folder
 from .hf_folder import to_gguf_model
+from .keywords import check_arguments
 from .lora import adapter_weights, is_adapter, to_gguf_adapter
 from .report import Line, table, totals
 from .rules import OUTPUT, Ends, Options
@@ -194,10 +195,14 @@ def convert(
     tensor's relative RMS error is larger. progress: called with the bytes of `src` done so far, and their total.
 
     Raises QgemmError or a subclass: CheckpointError and GGUFError for malformed or unsupported files, QuantizeError
-    for weights that are not finite or do not fit, UnsupportedError without a GPU. An old `dst` stays intact on error.
+    for weights that are not finite or do not fit, UnsupportedError without a GPU; TypeError for an argument of a wrong
+    type. An old `dst` stays intact on error.
     """
+    check_arguments(locals())
     if [type is not None, bool(size), recipe is not None].count(True) != 1:
         raise UnsupportedError("the types of a conversion come from one of type, size and recipe")
+    if not size and (objective or types):
+        raise UnsupportedError("objective and types are for size")
     if type is None and (pure or layout or mmproj or not is_gguf_path(dst)):
         raise UnsupportedError("size and recipe are for a .gguf file, without pure, layout and mmproj")
     if mmproj and like is not None:

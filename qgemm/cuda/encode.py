@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from qgemm.arguments import Array
 from qgemm.arrays import check_floats, on_cuda
 from qgemm.codec.format import Format
-from qgemm.codec.search import check_importance
+from qgemm.codec.search import check_importance, importance_array
 from qgemm.errors import ShapeError, UnsupportedError
 
 from . import upload
@@ -62,7 +62,7 @@ def _importance(shape: tuple[int, int], importance: Any, library: Library, devic
         check_floats(library.name(values.dtype), values.shape, "imatrix")
         values = library.cast(values, "float32")
     else:
-        values = library.uploaded(np.asarray(importance, np.float32), device)
+        values = library.uploaded(importance_array(importance), device)
     weights = _contiguous(values, library)
     fine = not prod(weights.shape) or bool(((weights >= 0) & (weights < np.inf)).all())  # false for NaN
     check_importance(shape, tuple(weights.shape), fine)

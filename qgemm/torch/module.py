@@ -83,10 +83,22 @@ class PackedModule(torch.nn.Module):
         return dense(self.weight, self._format, (n, k), dtype)
 
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
-        """Register a parameter; that of the weight gets the class PackedWeight, whoever assigned it."""
+        """Register a parameter; that of the weight gets the class PackedWeight, whoever assigned it.
+
+        UnsupportedError for a weight of None.
+        """
+        if name == "weight" and param is None:
+            raise UnsupportedError(f"{self!r}: a packed layer needs its weight; replace the layer instead")
         if name == "weight" and type(param) is torch.nn.Parameter:
             param.__class__ = PackedWeight
         super().register_parameter(name, param)
+
+    def __delattr__(self, name: str) -> None:
+        """Assign None to a parameter that is deleted, since forward reads it: UnsupportedError for the weight."""
+        if name in self._parameters:
+            self.register_parameter(name, None)
+        else:
+            super().__delattr__(name)
 
     def requires_grad_(self, requires_grad: bool = True) -> PackedModule:
         """Raise UnsupportedError for a gradient of the packed weight, which takes none."""

@@ -186,6 +186,25 @@ def test_a_dtype_touches_the_bias_alone():
     assert layer(X).dtype is torch.float32
 
 
+@pytest.mark.parametrize("kind", [QLinear, QEmbedding])
+def test_the_weight_cannot_be_taken_away(kind):
+    layer = kind.from_tensor(weights())
+    for take in (lambda: delattr(layer, "weight"), lambda: setattr(layer, "weight", None)):
+        with pytest.raises(qgemm.UnsupportedError, match="a packed layer needs its weight; replace the layer instead"):
+            take()
+    assert_same(layer.dequantize(), torch.from_numpy(weights().dequantize()))
+
+
+def test_a_deleted_bias_is_none():
+    layer = QLinear.from_tensor(weights(), torch.ones(weights().shape[0]))
+    layer.note = "of the user"
+    del layer.bias, layer.note
+    assert layer.bias is None
+    assert "bias=False" in repr(layer)
+    assert not hasattr(layer, "note")
+    assert_same(layer(X), QLinear.from_tensor(weights())(X))
+
+
 def test_to_the_device_meta_and_back():
     layer = QLinear.from_tensor(weights(), normal(40)).to("meta")
     assert (layer.weight.device.type, layer.bias.device.type) == ("meta", "meta")

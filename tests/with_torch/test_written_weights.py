@@ -126,7 +126,8 @@ def under_mixed_precision(rank, path, wrapped):
     head.weight = table.weight
     model = torch.nn.Sequential(table, torch.nn.Linear(128, 128), head)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for part in {"root": [model], "rest": [model[1], model], "tied": [[table, head], model]}[wrapped]:
+    parts = {"root": [model], "rest": [model[1], model], "tied": [[table, head], model], "head": [[head, table], model]}
+    for part in parts[wrapped]:
         fully_shard(part, mesh=init_device_mesh("cpu", (2,)), mp_policy=policy)
     x, rows = torch.arange(4) + rank, []
     table.register_forward_hook(lambda module, args, y: rows.append(y))
@@ -136,9 +137,9 @@ def under_mixed_precision(rank, path, wrapped):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrapped", ["root", "rest", "tied"])
+@pytest.mark.parametrize("wrapped", ["root", "rest", "tied", "head"])
 def test_mixed_precision_of_fsdp(tmp_path, wrapped):
-    """Rows of a float32 table have the type of the parameters beside them."""
+    """Rows of a float32 table have the type of the parameters beside them, also if the weight is the head's first."""
     write_model(tmp_path / "model.gguf")
     for values in ranks.run(2, under_mixed_precision, tmp_path / "model.gguf", wrapped):
         assert values[0] > values[1] > values[2]
