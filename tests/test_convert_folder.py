@@ -315,7 +315,7 @@ def test_mixtures_know_the_model(tmp_path):
         ({"num_hidden_layers": 100}, "num_hidden_layers: '100' is more than the"),
         ({"hidden_size": 128}, r"'token_embd.weight': has shape \(40, 64\), \(40, 128\) by the config"),
         ({"num_key_value_heads": 4}, r"'blk.0.attn_k.weight': has shape"),
-        ({"num_attention_heads": 3}, "rows, not 3 heads of pairs"),
+        ({"num_attention_heads": 6}, "rows, not 6 heads of pairs"),
         ({"rms_norm_eps": None}, "rms_norm_eps: 'None' is needed"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: 'nan' is no number"),
         ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type: 'ntk' is a scaling of rotary embeddings that"),

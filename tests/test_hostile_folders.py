@@ -323,13 +323,13 @@ def test_empty_tensors_are_refused_early(tmp_path):
 
 
 def test_embeddings_of_many_more_rows_than_tokens(tmp_path):
-    """A row of one byte must not cost a token with a text, a score and a type."""
+    """A row of two bytes must not cost a token with a text, a score and a type."""
     rows, layer = 1 << 20, FOLDERS["Qwen2ForCausalLM"][1]
     shapes = {"model.norm.weight": (E,)} | {f"model.layers.0.{name}": shape for name, shape in layer.items()}
-    tensors = {name: np.ones([1] * len(shape), np.float16) for name, shape in shapes.items()}
-    tensors["model.embed_tokens.weight"] = np.ones((rows, 1), ml_dtypes.float8_e4m3fn)
+    tensors = {name: np.ones([2] * len(shape), np.float16) for name, shape in shapes.items()}
+    tensors["model.embed_tokens.weight"] = np.ones((rows, 2), ml_dtypes.float8_e4m3fn)
     config = {
-        "hidden_size": 1, "intermediate_size": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+        "hidden_size": 2, "intermediate_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1,
         "num_hidden_layers": 1, "vocab_size": rows, "tie_word_embeddings": True,
     }  # fmt: skip
     path = folder(tmp_path / "m", "Qwen2ForCausalLM", tensors, **config)

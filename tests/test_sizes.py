@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -133,6 +134,57 @@ def test_costs_are_those_of_the_decoded_tensors(source, imatrix, objective):
                 mse = (h * squares).sum() / (h * w**2).sum()
                 expected = mse if objective == "mse" else (fisher[name] * squares).sum() / 2
                 assert alternative == (step.nbytes, pytest.approx(expected, 1e-5))
+
+
+def test_each_expert_has_its_own_importance(tmp_path):
+    """The rows of an expert are weighed by its columns; only the first counts here."""
+    w, name = np.random.default_rng(0).standard_normal((4, 8, 256), np.float32), "blk.0.ffn_up_exps.weight"
+    qgemm.write(tmp_path / "m.gguf", {name: w}, {"general.architecture": "llama"})
+    options, fmt = Options(FORMATS["q4_0"]), FORMATS["q4_0"]
+    fisher = np.repeat([[1.0], [0.0], [0.0], [0.0]], 256, axis=1)
+    with open_for_conversion(tmp_path / "m.gguf") as opened:
+        candidates = {name: candidate_steps(opened.weights[name], [fmt], options)}
+        (measured,) = costs(candidates, options, "kl", Sensitivities({name: fisher}))[name]
+    errors = qgemm.quantize(w[0], fmt).dequantize() - w[0]
+    assert measured.cost == pytest.approx(np.square(errors).sum() / 2, rel=1e-5)
+
+
+def test_types_far_from_the_choice_are_not_measured(source, imatrix, tmp_path, monkeypatch):
+    """Each tensor's others are between the neighbours of its type among the first; as many get each type as of all."""
+    types = ["q2_k", "q3_k", "q4_k", "q6_k", "q8_0", "iq4_xs", "q4_0", "q5_0"]
+    options = {"size": "5bpw", "imatrix": imatrix, "types": types}
+    measured = []
+
+    def recorded(candidates, *arguments):
+        measured.extend((name, step.format.name) for name, steps in candidates.items() for step in steps)
+        return costs(candidates, *arguments)
+
+    monkeypatch.setattr(sizes, "costs", recorded)
+    chosen = {line.name: line.new.lower() for line in qgemm.convert(source, tmp_path / "x.gguf", **options).lines}
+    assert len(set(measured)) == len(measured)
+    assert {name for name, fmt in measured if fmt == "q3_k"} == {*MATRICES, "token_embd.weight"}
+    bits = {fmt: FORMATS[fmt].bpw for fmt in types}
+    others = [(name, fmt) for name, fmt in measured if fmt not in sizes.FIRST and name != "blk.1.attn_k.weight"]
+    assert others
+    assert all(abs(bits[fmt] - bits[chosen[name]]) <= 2.1 for name, fmt in others)
+    assert len(others) < 3 * (len(MATRICES) + 1)
+    monkeypatch.setattr(sizes, "FIRST", ())
+    done = qgemm.convert(source, tmp_path / "all.gguf", **options)
+    assert Counter(line.new.lower() for line in done.lines) == Counter(chosen.values())
+
+
+@pytest.mark.parametrize(("k", "names"), [(256, sizes.SUPER_BLOCKS), (96, sizes.BLOCKS)])
+def test_candidates_fit_the_rows(tmp_path, monkeypatch, k, names):
+    """Types of super-blocks where rows have whole ones, else those of blocks; near the size alone."""
+    w = np.random.default_rng(0).standard_normal((32, k), np.float32)
+    qgemm.write(tmp_path / "m.gguf", {"blk.0.attn_q.weight": w}, {"general.architecture": "llama"})
+    monkeypatch.setattr(sizes, "costs", lambda steps, *_: {n: [Alternative(s.nbytes, 1 / s.nbytes) for s in steps[n]]
+                                                          for n in steps})  # fmt: skip
+    monkeypatch.setattr(sizes, "FIRST", ())
+    done = qgemm.convert(tmp_path / "m.gguf", tmp_path / "x.gguf", size="9bpw", dry_run=True)
+    assert [line.new.lower() for line in done.lines] == [max(names, key=lambda name: FORMATS[name].bpw)]
+    done = qgemm.convert(tmp_path / "m.gguf", tmp_path / "x.gguf", size="4.9bpw", dry_run=True)
+    assert [line.new.lower() for line in done.lines] == ["q4_k" if k == 256 else "iq4_nl"]
 
 
 def test_a_looked_up_row_costs_besides(source):

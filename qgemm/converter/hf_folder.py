@@ -28,7 +28,7 @@ from .config_keys import check_config
 from .config_rules import check_rules
 from .encoder_architectures import pooling_key
 from .hf_names import LAYER_NUMBER, LEFT_OUT, NUMBERED, OUTPUT, left_out_notes, rotary_order, spellings
-from .hyperparameters import WITH_FACTORS, Config, rope_kind
+from .hyperparameters import WITH_FACTORS, Config, check_heads, rope_kind
 from .keep_rules import keep_rule
 from .mixture import LAYER
 from .tokenizer import tokenizer_keys
@@ -72,6 +72,7 @@ def config_of(where: str, values: Mapping[str, Any]) -> tuple[Config, Architectu
     architecture = architecture.variant(values) or architecture
     config = architecture.config(where, values)
     check_rules(config, architecture.rules, architecture.read_rotary)
+    check_heads(config)
     return config, architecture
 
 

@@ -98,6 +98,21 @@ class Config:
         return rope.number("rope_theta") or self.number("rope_local_base_freq")
 
 
+def check_heads(config: Config) -> None:
+    """Refuse heads by which llama.cpp cannot multiply, and on which it aborts.
+
+    Heads of queries share those of keys and values evenly, and a rotated head has an even size.
+    """
+    heads = config.integer("num_attention_heads")
+    for key in ("num_key_value_heads", "num_global_key_value_heads"):
+        groups = config.integer(key)
+        if heads and groups and heads % groups:
+            raise config.refusal(key, groups, f"does not divide num_attention_heads, {heads}")
+    size = config.integer("qk_rope_head_dim") or config.head_dim
+    if size % 2 and (config.rope.values or config.number("rope_theta") is not None):
+        raise config.refusal("head_dim", size, "is odd, and rotary embeddings rotate pairs")
+
+
 def common_keys(config: Config, writer: GGUFWriter, norm: str = "rms_norm_eps") -> None:
     """Write the keys of every decoder: sizes, heads, norms, rotary embeddings, experts.
 

@@ -90,10 +90,12 @@ def encode_weights(step: Step, start: int, stop: int, encode: Encode) -> tuple[F
         return groups.values(), pack_groups(step.format, groups)
     assert step.weight.values is not None
     x = step.weight.values(start, stop)
-    width = (
-        step.weight.shape[-1] if step.format.encoding.whole_rows else step.format.weights
-    )  # weights encoded together
-    return x, encode(x.reshape(-1, width), start)
+    return x, encode(x.reshape(-1, encoded_together(step)), start)
+
+
+def encoded_together(step: Step) -> int:
+    """The number of weights that an encoder takes together: a block, or a row."""
+    return step.weight.shape[-1] if step.format.encoding.whole_rows else step.format.weights
 
 
 class Encoder(NamedTuple):

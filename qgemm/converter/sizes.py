@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from qgemm.codec.format import Format
+from qgemm.codec.super_blocks import WEIGHTS as SUPER_BLOCK
 from qgemm.errors import QgemmError
 from qgemm.files.gguf.writer import file_nbytes
 from qgemm.files.imatrix_sums import Sensitivities
@@ -25,13 +26,18 @@ from .rules import Options, Step, candidate_steps, free_weights, plan
 from .size_choice import Alternative, Choice, choose
 from .size_costs import costs
 from .type_names import format_and_mixture, one_format
-from .weight import Source
+from .weight import Source, Weight
 
 OBJECTIVES = ("mse", "kl")
-TYPES = (  # candidates without --types: those that llama.cpp computes with fast, of every size
-    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "iq4_nl", "q4_0",
-    "q4_1", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k", "q8_0",
+Measure = Callable[[Mapping[str, Sequence[Step]]], dict[str, list[Alternative]]]
+# Candidates without --types: those that llama.cpp computes with fast, of every size. In rows of whole super-blocks the
+# types of BLOCKS have larger errors than those of the same size, but for Q8_0.
+SUPER_BLOCKS = (
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "q2_k", "iq3_xxs", "iq3_s", "q3_k", "iq4_xs", "q4_k", "q5_k",
+    "q6_k", "q8_0",
 )  # fmt: skip
+BLOCKS = ("iq4_nl", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+FIRST = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_0")  # are encoded fast, and measured before the others
 NEAR = 0.45, 2.5  # bits per weight of a candidate, relative to those that the size leaves
 UNITS = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "k": 1 << 10,
@@ -99,8 +105,10 @@ def plan_size(
         raise QgemmError(f"{shown_path(source.path)}: rules and options decide the type of every tensor")
     budget = _budget(source, options, size)
     names = [weight.name for weight in weights]
-    formats = [one_format(fmt) for fmt in types] or _near([FORMATS[name] for name in TYPES], budget.bpw)
-    candidates = {weight.name: candidate_steps(weight, formats, options) for weight in weights}
+    formats = [one_format(fmt) for fmt in types]
+    candidates = {
+        weight.name: candidate_steps(weight, formats or _near(weight, budget.bpw), options) for weight in weights
+    }
     fixed = _nbytes(source, options, {name: candidates[name][0].format for name in names})
     fixed -= sum(candidates[name][0].nbytes for name in names)
     least = fixed + sum(min(step.nbytes for step in steps) for steps in candidates.values())
@@ -108,12 +116,16 @@ def plan_size(
         raise QgemmError(_too_small(source, options, size, least, budget.nbytes))
     total, done = sum(map(len, candidates.values())), 0
 
-    def advance(steps: int) -> None:
-        nonlocal done
-        done += steps
-        progress(done, total)
+    def measure(steps: Mapping[str, Sequence[Step]]) -> dict[str, list[Alternative]]:
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(done, total)
 
-    measured = costs(candidates, options, objective, sensitivities, threads, advance)
+        return costs(steps, options, objective, sensitivities, threads, advance)
+
+    candidates, measured = _measured(candidates, budget.nbytes - fixed, measure)
+    progress(total, total)
     choice = choose([measured[name] for name in names], budget.nbytes - fixed)
     chosen = {name: candidates[name][index] for name, index in zip(names, choice.indices, strict=True)}
     recipe = {name: step.format for name, step in chosen.items()}
@@ -122,6 +134,36 @@ def plan_size(
     bits = 8 * (choice.nbytes + fixed) / weight_count
     text += f"\n{binary_size(choice.nbytes + fixed)} of tensor data for --size {size}, {bits:.4g} bits per weight"
     return SizePlan(recipe, text)
+
+
+def _measured(
+    candidates: dict[str, list[Step]], nbytes: int, measure: Measure
+) -> tuple[dict[str, list[Step]], dict[str, list[Alternative]]]:
+    """The measured candidates of each tensor, and the cost of each.
+
+    Those of FIRST precede, among which a choice is made; then come the others whose size is between those of the
+    neighbours of the chosen type. All are measured of a tensor that has fewer than two of FIRST, and where FIRST is
+    too large.
+    """
+    steps = {}
+    for name, possible in candidates.items():
+        first = [step for step in possible if step.format.name in FIRST]
+        steps[name] = first if len(first) > 1 else possible
+    if sum(min(step.nbytes for step in first) for first in steps.values()) > nbytes:
+        return candidates, measure(candidates)
+    measured = measure(steps)
+    choice = choose(list(measured.values()), nbytes)
+    others = {}
+    for (name, first), index in zip(steps.items(), choice.indices, strict=True):
+        chosen = first[index].nbytes
+        least = max((step.nbytes for step in first if step.nbytes < chosen), default=0)
+        greatest = min((step.nbytes for step in first if step.nbytes > chosen), default=chosen)
+        others[name] = [step for step in candidates[name] if step not in first and least <= step.nbytes <= greatest]
+    more = measure({name: rest for name, rest in others.items() if rest})
+    return (
+        {name: [*first, *others[name]] for name, first in steps.items()},
+        {name: [*costs, *more.get(name, [])] for name, costs in measured.items()},
+    )
 
 
 def _too_small(source: Source, options: Options, size: str, least: int, nbytes: int) -> str:
@@ -170,10 +212,11 @@ def with_recipe(options: Options, recipe: Mapping[str, Format]) -> Options:
     return options._replace(type=fmt, mixture="", recipe=recipe)
 
 
-def _near(formats: Sequence[Format], bpw: float) -> list[Format]:
-    """The formats whose bits per weight are near the target's; at least the nearest ones on either side."""
+def _near(weight: Weight, bpw: float) -> list[Format]:
+    """The candidates for a tensor whose bits per weight are near the target's; all if there is none."""
+    formats = [FORMATS[name] for name in (BLOCKS if weight.shape[-1] % SUPER_BLOCK else SUPER_BLOCKS)]
     least, greatest = (factor * bpw for factor in NEAR)
-    return [fmt for fmt in formats if least <= fmt.bpw <= greatest] or list(formats)
+    return [fmt for fmt in formats if least <= fmt.bpw <= greatest] or formats
 
 
 def _table(steps: Sequence[Step], alternatives: Sequence[Sequence[Alternative]], choice: Choice, objective: str) -> str:
@@ -188,7 +231,7 @@ def _table(steps: Sequence[Step], alternatives: Sequence[Sequence[Alternative]],
         for step, measured, index in zip(steps, alternatives, choice.indices, strict=True)
     ]  # fmt: skip
     noun = "expected KL divergence" if objective == "kl" else "sum of relative squared errors"
-    gap = f"{noun} {choice.cost:.4g}; no choice within this size is below {choice.bound:.4g}"
+    gap = f"{noun} {choice.cost:.4g}; no choice of the measured types is below {choice.bound:.4g}"
     return "\n".join([columns("<<<<>>>>", [head, *rows]), "", gap])
 
 
