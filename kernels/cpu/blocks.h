@@ -29,6 +29,25 @@ INLINE const uint8_t* read_super(const product* p, int64_t row, int64_t i, uint8
     return padded;
 }
 
+// Short rows whose columns are no multiple of 256, of a format with smaller blocks, are multiplied by super-blocks that
+// span rows (spanning_rows.h): x begins again after its last column until a super-block ends there, at most SPANNED.
+#if BLOCK_WEIGHTS < SUPER && !defined(LANE_SCALES)
+#define SPANNING
+#endif
+enum { SPANNED = 16 };
+
+INLINE int spans_rows(int64_t k) {
+#ifdef SPANNING
+    const int64_t step = k & -k;  // the power of two in k
+    return step < SUPER && k / step <= SPANNED;
+#else
+    return (void)k, 0;
+#endif
+}
+
+// Super-blocks of a packed row of x, for products row by row.
+INLINE int64_t supers_of_x(int64_t k) { return spans_rows(k) ? k / (k & -k) : (k + SUPER - 1) / SUPER; }
+
 // The columns of super-block i that tiles multiply: on AVX2 without those after column k, where x is 0 and adds nothing
 // to a sum (but for the sign of a zero that a sum underflowed to).
 INLINE int multiplied_columns(const product* p, int64_t i) {

@@ -32,6 +32,12 @@ INLINE group_floats mul_groups(group_floats a, group_floats b) { return a * b; }
 INLINE group_floats mul_add_groups(group_floats acc, group_floats a, group_floats b) { return acc + a * b; }
 INLINE group_floats to_group_floats(f32x16 v) { return first_eight(v); }
 INLINE group_floats permute_groups(f32x16 v, group_ints number) { return permute_eight(first_eight(v), number); }
+INLINE group_floats permute_group_floats(group_floats v, group_ints number) { return permute_eight(v, number); }
+INLINE void store_group_floats(float* to, group_floats v) { memcpy(to, &v, sizeof v); }
+INLINE group_floats first_groups(group_floats v, int count) {
+    const group_ints number = {0, 1, 2, 3, 4, 5, 6, 7};
+    return (group_floats)((group_ints)v & (number < count));
+}
 INLINE float reduce_add_groups(group_floats v) { return reduce_add_eight(v); }
 
 #if ACCS == 1  // one accumulator: eight groups of two lanes
@@ -68,6 +74,14 @@ INLINE group_floats mul_groups(group_floats a, group_floats b) { return mul(a, b
 INLINE group_floats mul_add_groups(group_floats acc, group_floats a, group_floats b) { return mul_add(acc, a, b); }
 INLINE group_floats to_group_floats(f32x16 v) { return v; }
 INLINE group_floats permute_groups(f32x16 v, group_ints number) { return permute(v, number); }
+INLINE group_floats permute_group_floats(group_floats v, group_ints number) { return permute(v, number); }
+INLINE void store_group_floats(float* to, group_floats v) { store_floats(to, v); }
+INLINE group_floats first_groups(group_floats v, int count) {
+    static const int32_t NUMBER[SUM_LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const i32x16 number = load_ints(NUMBER);
+    EACH_PART v.part[i] = (f32_part)((i32_part)v.part[i] & (number.part[i] < count));
+    return v;
+}
 INLINE float reduce_add_groups(group_floats v) { return reduce_add(v); }
 
 #if LANES == 2      // two accumulators: eight groups of two lanes

@@ -21,7 +21,7 @@ enum { LATE_NS = 500000, AVOIDED_NS = 100000000 };  // a wait for late threads o
 
 // Multiply-adds of a job from which on other threads save more time than they cost, at some 20 a nanosecond: threads
 // that still spin cost 2 us, while waking them costs the caller 10 to 20 us, and where a core is busy the wait for it.
-enum { LEAST_SHARED = 1 << 16, LEAST_WAKING = 1 << 21 };
+enum { LEAST_SHARED = 1 << 17, LEAST_WAKING = 1 << 21 };
 
 // Items next to last - 1, on a cache line of its own.
 typedef struct {

@@ -102,7 +102,29 @@ static void read_floats(quantized_x* to, const float* x, int64_t count) {
 int64_t qgemm_packed_bytes(int32_t digits, int32_t tiles, int64_t k) {
     if (!digits) return packed_float_bytes(k);
     const int64_t size = digits == 3 ? sizeof(packed_3) : tiles ? sizeof(tile_x) : sizeof(packed_1);
-    return (k + SUPER - 1) / SUPER * size;
+    return (tiles ? (k + SUPER - 1) / SUPER : supers_of_x(k)) * size;
+}
+
+// Reads columns 256 * i to 256 * i + 255 of a row of x, which begins again at its end where super-blocks span rows.
+static void read_super_of_x(quantized_x* to, const packing* p, const char* x, int64_t i) {
+    const int is_quantized = p->digits == 1 && !p->quantize;
+    const int64_t bytes = is_quantized ? ACTIVATION_BYTES : 32 * sizeof(float), left = p->k - i * SUPER;
+    const int64_t first = i * (SUPER / 32);  // block of 32 columns
+    int64_t count = left < SUPER ? left : SUPER;
+    const void* from = x + first * bytes;
+    float repeated[SUPER];
+    uint8_t blocks[SUPER / 32 * ACTIVATION_BYTES];
+    if (!p->tiles && spans_rows(p->k)) {
+        for (int b = 0; b < SUPER / 32; ++b)
+            memcpy((char*)repeated + b * bytes, x + (first + b) % (p->k / 32) * bytes, bytes);
+        from = repeated, count = SUPER;
+    }
+    if (count < SUPER) memset(to, 0, sizeof *to);
+    if (p->quantize && p->digits == 1) p->quantize(blocks, from, count / 32);
+    if (p->digits == 3)
+        read_floats(to, from, count);
+    else
+        read_blocks(to, is_quantized ? from : blocks, count);
 }
 
 // Packs rows first to last - 1 of x: one thread's share.
@@ -110,7 +132,7 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
     const packing* p = argument;
     const uint64_t mode = enter_ieee_mode();
     const word_order words = make_word_order();
-    const int64_t supers = (p->k + SUPER - 1) / SUPER, size = p->to_row / supers;
+    const int64_t supers = p->tiles ? (p->k + SUPER - 1) / SUPER : supers_of_x(p->k);
     for (int64_t row = first; row < last; ++row) {
         const char* x = p->x + row * p->x_row;
         if (!p->digits) {
@@ -118,28 +140,19 @@ void qgemm_pack(const void* argument, int64_t first, int64_t last) {
             continue;
         }
         for (int64_t i = 0; i < supers; ++i) {
-            const int64_t column = i * SUPER, count = p->k - column < SUPER ? p->k - column : SUPER;
-            void* to = p->to + (p->tiles ? i * p->m + row : row * supers + i) * size;
+            const int64_t place = p->tiles ? i * p->m + row : row * supers + i;
             quantized_x values;
-            if (count < SUPER) memset(&values, 0, sizeof values);
-            if (p->digits == 3) {
-                read_floats(&values, (const float*)x + column, count);
+            read_super_of_x(&values, p, x, i);
+            if (p->digits == 1 && p->tiles)
+                pack_tile((tile_x*)p->to + place, &values, &words);
+            else if (p->digits == 1)
+                pack_1((packed_1*)p->to + place, &values);
 #ifdef INTERLEAVED_ROWS
-                if (p->tiles) {
-                    pack_words_3(to, &values, &words);
-                    continue;
-                }
+            else if (p->tiles)
+                pack_words_3((packed_3*)p->to + place, &values, &words);
 #endif
-                pack_3(to, &values);
-                continue;
-            }
-            uint8_t blocks[SUPER / 32 * ACTIVATION_BYTES];
-            if (p->quantize) p->quantize(blocks, (const float*)x + column, count / 32);
-            read_blocks(&values, p->quantize ? blocks : (const uint8_t*)x + column / 32 * ACTIVATION_BYTES, count);
-            if (p->tiles)
-                pack_tile(to, &values, &words);
             else
-                pack_1(to, &values);
+                pack_3((packed_3*)p->to + place, &values);
         }
     }
     restore_mode(mode);
@@ -262,6 +275,16 @@ static void multiply_by_tiles(const product* p, int64_t first, int64_t last) {
 #endif
 }
 
+#ifdef SPANNING
+static void multiply_spanning_rows(const product* p, int64_t first, int64_t last) {
+    for (int64_t token = 0; token < p->m; ++token)
+        if (p->digits == 1)
+            spanning_rows_1_1(p, token, first, last);
+        else
+            spanning_rows_3_1(p, token, first, last);
+}
+#endif
+
 // Multiplies rows first to last - 1 of W by all rows of x: one thread's share. Float tiles accept a multiple of
 // TOKENS_OF_TILE rows of x, up to MOST_TOKENS.
 void qgemm_rows(const void* argument, int64_t first, int64_t last) {
@@ -274,6 +297,10 @@ void qgemm_rows(const void* argument, int64_t first, int64_t last) {
 #ifdef INTERLEAVED_ROWS
     else if (p->interleaved)
         multiply_rows_lanes_3(p, 0, first, last);
+#endif
+#ifdef SPANNING
+    else if (spans_rows(p->k))
+        multiply_spanning_rows(p, first, last);
 #endif
     else if (p->digits == 1)
         multiply_rows_1(p, 0, first, last);

@@ -7,11 +7,17 @@ static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int6
     const int64_t supers = (p->k + SUPER - 1) / SUPER;
     const X* x[TOKENS];
     for (int t = 0; t < TOKENS; ++t) x[t] = (const X*)((const char*)p->packed + (token + t) * p->packed_row);
+    const int64_t whole = BLOCK_WEIGHTS == SUPER ? supers : p->k / SUPER;
+    // The last columns of two rows. Those of the next row are copied early, since a load waits for stores just before.
+    uint8_t padded[2][SUPER_BYTES];
+    if (whole < supers) read_super(p, first, whole, padded[first % 2]);
     for (int64_t row = first; row < last; ++row) {
-        uint8_t padded[SUPER_BYTES];
+        if (whole < supers && row + 1 < last) read_super(p, row + 1, whole, padded[(row + 1) % 2]);
         SUMS sums[TOKENS], minimums[TOKENS];
         for (int t = 0; t < TOKENS; ++t) sums[t] = minimums[t] = NO_SUMS;
-        for (int64_t i = 0; i < supers; ++i) ROWS_NAME(add_super)(sums, minimums, x, i, read_super(p, row, i, padded));
+        const uint8_t* blocks = (const uint8_t*)p->w + row * p->w_row;
+        for (int64_t i = 0; i < supers; ++i)
+            ROWS_NAME(add_super)(sums, minimums, x, i, i < whole ? blocks + i * SUPER_BYTES : padded[row % 2]);
         for (int t = 0; t < TOKENS; ++t)
             ((float*)p->y)[(token + t) * p->y_row + row] = (REDUCE(sums[t]) + REDUCE(minimums[t])) * p->unit;
     }

@@ -108,10 +108,11 @@ class Plan:
         if len(self.new) != 1 or self.converts or self.pointer is None:
             return None
         like, pointer, (new,), address, pack = self.like, self.pointer, self.new, self.address, self.packed_addresses
-        memory, replay, copies = self.memory, getattr(ready(), self.function), self.copies
+        memory, replay, is_stale = self.memory, getattr(ready(), self.function), self.is_stale if self.copies else None
+        record = self.call, self.arrays  # read by C at the address; the plan itself would keep weights alive
 
-        def output(x: Any, *terms: Any) -> Any:
-            if not like(x, *terms) or reason() or (copies and self.is_stale()):
+        def output(x: Any, *terms: Any, record: Any = record) -> Any:
+            if not like(x, *terms) or reason() or (is_stale is not None and is_stale()):
                 return None
             y = new()
             ready()  # with the number of threads that is set now

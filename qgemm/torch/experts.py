@@ -14,8 +14,10 @@ from qgemm.packed import Packed
 from qgemm.routing import GATE_OF, layer_of
 
 from .gradients import differentiated, is_exporting
+from .linear import autocasting
 from .module import PackedModule
-from .ops import check_tensor, traced, traced_moe
+from .ops import check_tensor, is_compiling, traced, traced_moe
+from .replay import Replay, replay_of_experts
 
 
 class PackedExperts(PackedModule):
@@ -76,6 +78,8 @@ class QExperts(torch.nn.Module):
     flows through it.
     """
 
+    _replay: Replay | None = None  # the latest call on the CPU, for others like it
+
     def __init__(
         self, experts: int, hidden: int, intermediate: int, formats: Sequence[Format | str],
         activation: str = "swiglu", bias: bool = False, device: torch.device | str | None = None,
@@ -121,6 +125,11 @@ class QExperts(torch.nn.Module):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """x [T, K], ids [T, top_k] of experts, the router's weights [T, top_k] -> y [T, K]."""
+        replay = self._replay
+        if replay is not None and not is_compiling():
+            y = replay(self, hidden_states, top_k_index, top_k_weights)
+            if y is not None:
+                return y
         for tensor in (hidden_states, top_k_index, top_k_weights):
             check_tensor(tensor, self)
         x, parts = hidden_states, self.parts
@@ -136,11 +145,19 @@ class QExperts(torch.nn.Module):
             return traced_moe(
                 x, top_k_index, top_k_weights, [part.weight for part in parts], biases, formats, shapes, self.activation
             )  # fmt: skip
-        gate, up, down = (part.packed for part in parts)
-        return moe(
+        tensors = [part.packed for part in parts]
+        gate, up, down = tensors
+        y = moe(
             x, (gate, up), down, top_k_index, top_k_weights.detach(), self.activation,  # type: ignore[arg-type]
             biases=biases, dtype=x.dtype,
         )  # fmt: skip
+        if type(self) is QExperts and not autocasting():
+            self.__dict__["_replay"] = replay_of_experts(self, x, top_k_index, top_k_weights, tensors)
+        return y
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies, which have calls of their own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_replay"}
 
     def extra_repr(self) -> str:
         """For repr."""
