@@ -87,6 +87,13 @@ def test_options_that_do_not_exist_are_refused(plugin, options):
         plugin.activation_of(CONFIG)
 
 
+def test_a_configuration_without_a_place_for_options_is_refused(plugin):
+    """vLLM allows objects with a hash of their own, which would hide the formats of weights from its compile cache."""
+    CONFIG.additional_config = SimpleNamespace(compute_hash=lambda: "0")
+    with pytest.raises(UnsupportedError, match=r"additional_config: expected a dict, got namespace\("):
+        plugin.activation_of(CONFIG)
+
+
 def model_config(model_type="qwen3", weights=()):
     hf = SimpleNamespace(model_type=model_type, num_attention_heads=2, num_key_value_heads=1)
     return SimpleNamespace(hf_config=hf, weights=weights, dtype=torch.float16)
