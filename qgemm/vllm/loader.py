@@ -80,7 +80,7 @@ class PackedModelLoader(GGUFModelLoader):  # type: ignore[misc]
         if get_tensor_model_parallel_world_size() > 1 and adapter.load_spec.gguf_to_hf_name_map:
             for path in adapter.load_spec.weights_source:
                 types = get_gguf_weight_type_map(path, adapter.load_spec.gguf_to_hf_name_map)
-                _formats.update((name, GGML_TYPES[gguf.GGMLQuantizationType[kind]]) for name, kind in types.items())
+                _formats.update((name, GGML_TYPES[serving.FILE_TYPES[kind]]) for name, kind in types.items())
         return adapter
 
 

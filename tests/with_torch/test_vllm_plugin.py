@@ -7,13 +7,19 @@ import json
 import logging
 from types import SimpleNamespace
 
+import gguf
+import numpy as np
 import pytest
 import vllm_like
 from engine_layers import linear
 from torch_layers import torch, weights
 from vllm_like import CONFIG, RANKS
 
+import qgemm
+from qgemm.cli.weights import random_blocks
 from qgemm.errors import QgemmError, UnsupportedError
+from qgemm.files.gguf.writer import write
+from qgemm.formats import GGML_TYPES
 
 
 @pytest.fixture
@@ -24,7 +30,9 @@ def methods(monkeypatch):
 
 @pytest.fixture
 def plugin(methods):
-    return importlib.import_module("qgemm.vllm.plugin")
+    module = importlib.import_module("qgemm.vllm.plugin")
+    yield module
+    module.patched.undo()
 
 
 @pytest.mark.parametrize("order", ["qgemm first", "qgemm last"])
@@ -37,6 +45,26 @@ def test_the_order_of_plugins_does_not_matter(plugin, order):
     qgemm.vllm.register()
     assert vllm_like.REGISTERED["gguf"].__name__ == "PackedModelLoader"
     assert vllm_like.REGISTERED["config"].get_quant_method is plugin.quant_method
+
+
+def test_files_of_types_that_the_package_gguf_lacks_are_read(plugin, tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "x.gguf"
+    formats = {number: fmt for number, fmt in GGML_TYPES.items() if fmt.levels is not None}
+    tensors = {
+        fmt.name: qgemm.Tensor(fmt, (4, 256), random_blocks(fmt, 4, 256, rng)) for fmt in formats.values()
+    }  # fmt: skip
+    write(path, tensors, {"general.architecture": "llama"})
+    with pytest.raises(ValueError, match="is not a valid GGMLQuantizationType"):
+        gguf.GGUFReader(path)
+    plugin.install()
+    read = gguf.GGUFReader(path).tensors
+    assert len(read) == len(formats)
+    for tensor in read:
+        fmt = formats[torch.tensor(tensor.tensor_type).item()]
+        assert (fmt.name, fmt.name.upper()) == (tensor.name, tensor.tensor_type.name)
+        assert tensor.data.tobytes() == tensors[fmt.name].blocks.tobytes()
+    plugin.patched.undo()
+    assert gguf.gguf_reader.GGMLQuantizationType is gguf.GGMLQuantizationType
 
 
 def test_a_variable_turns_the_plugin_off(plugin, monkeypatch):
