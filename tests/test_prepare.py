@@ -29,6 +29,7 @@ from qgemm.cuda.kernels.decode_config import CODEBOOK_DECODE_CONFIGS, DECODE_CON
 from qgemm.cuda.kernels.needed import needed
 from qgemm.cuda.kernels.prefill_sm90 import PREFILL_SM90
 from qgemm.cuda.kernels.routes import route
+from qgemm.cuda.prepare import _slowest_first
 from qgemm.cuda.problem import TYPES, Gpu, Output, Problem
 from qgemm.once import Once
 
@@ -110,6 +111,12 @@ def test_any_number_of_rows_is_prepared(name, n, k):
     for m in range(17, 4097):
         p = Problem(fmt, "a16", m, n, k, 90)
         assert ("prefill_sm90", fmt, tuple(PREFILL_SM90.template(p, PREFILL_SM90.choose(p)).items())) in kernels
+
+
+def test_the_slowest_kernels_are_compiled_first():
+    keys = [(name, None, ()) for name in ("decode", "moe_decode", "moe_prefill_sm90", "pack", "prefill_sm90")]
+    first = ["moe_prefill_sm90", "prefill_sm90"]
+    assert [name for name, *_ in sorted(keys, key=_slowest_first)] == [*first, "decode", "moe_decode", "pack"]
 
 
 def shaped(name, n, k):

@@ -27,6 +27,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, str]]] = {
     "llama": ("llama", "LlamaConfig", SIZES, "q4_k", MIX),
     "qwen3": ("qwen3", "Qwen3Config", SIZES, "q4_0", FLAT),
     "halves": ("qwen3", "Qwen3Config", SIZES, "q4_k", {"attn_v": "f16", "ffn_up": "f16"}),
+    # Types that the package gguf, which reads the file for engines, lacks.
+    "newer": ("llama", "LlamaConfig", SIZES, "q4_k", {"attn_v": "q2_0", "ffn_up": "stq1_0"}),
     "tied": ("qwen3", "Qwen3Config", SIZES | {"tie_word_embeddings": True}, "q4_0", FLAT),
     "qwen3moe": ("qwen3moe", "Qwen3MoeConfig", SIZES | MOE, "q4_k",
                  {"ffn_down_exps": "q6_k", "ffn_up_exps": "iq3_s", "attn_v": "q6_k"}),

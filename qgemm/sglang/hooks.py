@@ -36,6 +36,7 @@ TYPE_OF_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.(?:gate|up)_proj\.qweight_typ
 ROWS = range(1, 16385)  # tokens of a batch, up to the largest default of --chunked-prefill-size
 
 logger = logging.getLogger(__name__)
+patched = Patched()  # the package gguf, in every process of SGLang
 
 
 # ---------------------------------------------------------------- layers
@@ -159,9 +160,9 @@ def load_model(original: Callable[..., Any], loader: Any, *, model_config: Any, 
     def weights(*names: Any) -> Iterator[tuple[str, torch.Tensor]]:
         return serving.in_halves(checked(models[0], weights_of(*names)), config)
 
-    with Patched() as patched:
-        patched.replace(loaders, "_initialize_model", remembered)
-        patched.replace(loader, "_get_weights_iterator", weights)
+    with Patched() as during_loading:
+        during_loading.replace(loaders, "_initialize_model", remembered)
+        during_loading.replace(loader, "_get_weights_iterator", weights)
         model = original(loader, model_config=model_config, device_config=device_config)
     if config.model_type == "qwen3_moe" and config.norm_topk_prob:
         for topk in filter(None, (getattr(module, "topk_config", None) for module in model.modules())):

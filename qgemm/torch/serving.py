@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
+from gguf import gguf_reader, quants
 
 from qgemm.codec.format import Format
 from qgemm.errors import ShapeError, UnsupportedError
@@ -24,12 +26,14 @@ from qgemm.formats import GGML_TYPES
 from qgemm.ops import matmul_many
 
 from . import ops
+from .patching import Patched
 from .storage import packed_of, spelled
 
 Shape = tuple[int, ...]
 
 QKV = {"q": 0, "k": 1, "v": 2}  # order of these tensors in a merged layer; others are numbered
 INTERLEAVED = ("llama", "mistral", "mixtral", "granite")  # model types whose files interleave halves of rotary pairs
+FILE_TYPES = IntEnum("FILE_TYPES", {fmt.name.upper(): number for number, fmt in GGML_TYPES.items()})  # type: ignore[misc]
 ROTARY = re.compile(r"\.self_attn\.([qk])_proj\.(qweight|weight|bias)$")
 
 _library = torch.library.Library("qgemm", "FRAGMENT")
@@ -228,6 +232,14 @@ def _fake_linear_joined(
 for _device in ("CPU", "CUDA"):
     _library.impl("linear_joined", _linear_joined, _device)
 torch.library.register_fake("qgemm::linear_joined", _fake_linear_joined, lib=_library)
+
+
+def read_all_types(patched: Patched) -> None:
+    """Let the package gguf read all types of GGML_TYPES: its reader refuses files with a number that it lacks."""
+    sizes = {number: (fmt.weights, fmt.block_bytes) for number, fmt in GGML_TYPES.items()}
+    patched.replace(gguf_reader, "GGMLQuantizationType", FILE_TYPES)
+    for module in (gguf_reader, quants):
+        patched.replace(module, "GGML_QUANT_SIZES", sizes)
 
 
 def in_halves(weights: Iterable[tuple[str, torch.Tensor]], config: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -35,13 +35,20 @@ logger = init_logger("vllm.qgemm")
 _formats: dict[str, Format] = {}  # name of a tensor in the model -> format, for the file that is being loaded
 
 
-def activation_of(vllm_config: Any) -> Any:
-    """The kind of activations that vLLM's configuration asks for; UnsupportedError for options that do not exist."""
+def options_of(vllm_config: Any) -> dict[str, Any]:
+    """The options of qgemm in vLLM's configuration; UnsupportedError if there is no dict for them, or for others."""
     additional = vllm_config.additional_config
-    options = additional.get(OPTION, {}) if isinstance(additional, dict) else {}
+    if not isinstance(additional, dict):
+        raise UnsupportedError(f"additional_config: expected a dict, got {additional!r}")
+    options = additional.get(OPTION, {})
     if not isinstance(options, dict) or not set(options) <= {"activation", *CACHE_KEYS}:
         raise UnsupportedError(f'additional_config {{"{OPTION}": {options!r}}}: expected {{"activation": KIND}}')
-    return check_activation(options.get("activation"))
+    return options
+
+
+def activation_of(vllm_config: Any) -> Any:
+    """The kind of activations that vLLM's configuration asks for."""
+    return check_activation(options_of(vllm_config).get("activation"))
 
 
 def formats_of(prefix: str, projections: tuple[str, ...] = ()) -> tuple[Format, ...]:
@@ -73,7 +80,7 @@ class PackedModelLoader(GGUFModelLoader):  # type: ignore[misc]
         if get_tensor_model_parallel_world_size() > 1 and adapter.load_spec.gguf_to_hf_name_map:
             for path in adapter.load_spec.weights_source:
                 types = get_gguf_weight_type_map(path, adapter.load_spec.gguf_to_hf_name_map)
-                _formats.update((name, GGML_TYPES[gguf.GGMLQuantizationType[kind]]) for name, kind in types.items())
+                _formats.update((name, GGML_TYPES[serving.FILE_TYPES[kind]]) for name, kind in types.items())
         return adapter
 
 
@@ -88,11 +95,10 @@ def name_map(arch: Any, layers: int) -> Any:
 
 def add_to_cache_key(weights: list[Any], vllm_config: Any) -> None:
     """Make vLLM's compile cache tell files of one path apart: a compiled graph is of the formats that it multiplies."""
-    if isinstance(vllm_config.additional_config, dict):
-        options = vllm_config.additional_config.get(OPTION, {})
-        text = ";".join((options.get("weights", ""), *(f"{weight.format} {weight.shape}" for weight in weights)))
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        vllm_config.additional_config[OPTION] = {**options, "version": __version__, "weights": digest}
+    options = options_of(vllm_config)
+    text = ";".join((options.get("weights", ""), *(f"{weight.format} {weight.shape}" for weight in weights)))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    vllm_config.additional_config[OPTION] = {**options, "version": __version__, "weights": digest}
 
 
 def prepare_kernels(weights: list[Any], vllm_config: Any, model_config: Any) -> None:

@@ -116,6 +116,6 @@ def type_parameter(collected: Collected, experts: bool) -> torch.nn.Parameter:
         collected.announce(int(loaded_weight), shard_id)
         return True if return_success else None
 
-    parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
+    parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.int64), requires_grad=False)  # as vLLM loads numbers
     parameter.weight_loader = load_experts if experts else load
     return parameter

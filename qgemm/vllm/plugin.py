@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm_gguf_plugin.quantization.utils import is_layer_skipped_gguf
 
 from qgemm.torch.patching import Patched
+from qgemm.torch.serving import read_all_types
 
 from .loader import PackedModelLoader, activation_of, formats_of
 from .methods import PackedEmbeddingMethod, PackedExpertsMethod, PackedLinearMethod
@@ -27,6 +28,7 @@ def install() -> None:
     if vllm_gguf_plugin.GGUFConfig.get_quant_method is quant_method:
         return
     register_model_loader("gguf")(PackedModelLoader)
+    read_all_types(patched)
     patched.replace(vllm_gguf_plugin.GGUFConfig, "get_quant_method", quant_method)
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import sglang_like
 from engine_layers import FACTORS, IDS, NUMBERS, E, F, K, assert_near, product, raw, routed
+from gguf import gguf_reader
 from sglang_like import HookRegistry
 from stand_ins import check_signatures
 from torch_layers import normal, torch, weights
@@ -17,12 +18,15 @@ from torch_layers import normal, torch, weights
 import qgemm
 import qgemm.sglang
 from qgemm.errors import QgemmError
+from qgemm.torch.serving import FILE_TYPES
 
 
 @pytest.fixture
 def hooks(monkeypatch):
     sglang_like.install(monkeypatch)
-    return importlib.import_module("qgemm.sglang.hooks")
+    module = importlib.import_module("qgemm.sglang.hooks")
+    yield module
+    module.patched.undo()
 
 
 def linear(hooks, tensors, ranks=1):
@@ -58,6 +62,7 @@ def test_registering_twice_hooks_once_and_a_variable_turns_it_off(hooks, monkeyp
     assert not HookRegistry._hooks
     monkeypatch.delenv("QGEMM_SGLANG")
     qgemm.sglang.register()
+    assert gguf_reader.GGMLQuantizationType is FILE_TYPES  # SGLang reads files of all types
     qgemm.sglang.register()
     assert {target: len(entries) for target, entries in HookRegistry._hooks.items()} == dict.fromkeys(hooks.HOOKS, 1)
 

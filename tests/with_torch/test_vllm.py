@@ -56,7 +56,9 @@ def test_types_of_a_tensor_that_is_merged_in_the_file_hold_for_its_parts(methods
     layer = vllm_like.LinearBase("qkv", (32, 32, 32))
     method = methods.PackedLinearMethod("a", "a16")
     method.create_weights(layer, w.shape[1], [32] * 3, w.shape[1], 96, torch.float32)
-    layer.qweight_type.weight_loader(layer.qweight_type, torch.tensor(int(NUMBERS["q5_0"])))
+    number = torch.tensor(int(NUMBERS["q5_0"]))
+    assert layer.qweight_type.dtype == number.dtype  # vLLM warns of each parameter of another type
+    layer.qweight_type.weight_loader(layer.qweight_type, number)
     for place, rows in zip("qkv", raw(w).split(32), strict=True):
         layer.qweight.weight_loader(layer.qweight, rows, place)
     method.process_weights_after_loading(layer)

@@ -7,18 +7,26 @@ import json
 import logging
 from types import SimpleNamespace
 
+import gguf
+import numpy as np
 import pytest
 import vllm_like
 from engine_layers import linear
 from torch_layers import torch, weights
 from vllm_like import CONFIG, RANKS
 
+import qgemm
+from qgemm.cli.weights import random_blocks
 from qgemm.errors import QgemmError, UnsupportedError
+from qgemm.files.gguf.writer import write
+from qgemm.formats import GGML_TYPES
 
 
 @pytest.fixture
 def plugin(methods):
-    return importlib.import_module("qgemm.vllm.plugin")
+    module = importlib.import_module("qgemm.vllm.plugin")
+    yield module
+    module.patched.undo()
 
 
 @pytest.mark.parametrize("order", ["qgemm first", "qgemm last"])
@@ -31,6 +39,26 @@ def test_the_order_of_plugins_does_not_matter(plugin, order):
     qgemm.vllm.register()
     assert vllm_like.REGISTERED["gguf"].__name__ == "PackedModelLoader"
     assert vllm_like.REGISTERED["config"].get_quant_method is plugin.quant_method
+
+
+def test_files_of_types_that_the_package_gguf_lacks_are_read(plugin, tmp_path):
+    rng, path = np.random.default_rng(0), tmp_path / "x.gguf"
+    formats = {number: fmt for number, fmt in GGML_TYPES.items() if fmt.levels is not None}
+    tensors = {
+        fmt.name: qgemm.Tensor(fmt, (4, 256), random_blocks(fmt, 4, 256, rng)) for fmt in formats.values()
+    }  # fmt: skip
+    write(path, tensors, {"general.architecture": "llama"})
+    with pytest.raises(ValueError, match="is not a valid GGMLQuantizationType"):
+        gguf.GGUFReader(path)
+    plugin.install()
+    read = gguf.GGUFReader(path).tensors
+    assert len(read) == len(formats)
+    for tensor in read:
+        fmt = formats[torch.tensor(tensor.tensor_type).item()]
+        assert (fmt.name, fmt.name.upper()) == (tensor.name, tensor.tensor_type.name)
+        assert tensor.data.tobytes() == tensors[fmt.name].blocks.tobytes()
+    plugin.patched.undo()
+    assert gguf.gguf_reader.GGMLQuantizationType is gguf.GGMLQuantizationType
 
 
 def test_a_variable_turns_the_plugin_off(plugin, monkeypatch):
@@ -78,6 +106,13 @@ def test_the_kind_of_activations_is_an_option_of_vllm(plugin):
 def test_options_that_do_not_exist_are_refused(plugin, options):
     CONFIG.additional_config = {"qgemm": options}
     with pytest.raises(UnsupportedError, match=r'additional_config \{"qgemm": .*expected \{"activation": KIND\}'):
+        plugin.activation_of(CONFIG)
+
+
+def test_a_configuration_without_a_place_for_options_is_refused(plugin):
+    """vLLM allows objects with a hash of their own, which would hide the formats of weights from its compile cache."""
+    CONFIG.additional_config = SimpleNamespace(compute_hash=lambda: "0")
+    with pytest.raises(UnsupportedError, match=r"additional_config: expected a dict, got namespace\("):
         plugin.activation_of(CONFIG)
 
 
