@@ -15,11 +15,9 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from qgemm.torch.serving import read_all_types
+    from .hooks import HOOKS, patched, serving
 
-    from .hooks import HOOKS, patched
-
-    read_all_types(patched)
+    serving.read_all_types(patched)
     for target, (kind, hook) in HOOKS.items():
         if all(hook is not registered for _, registered, _ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, HookType[kind])
