@@ -15,9 +15,9 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from .hooks import HOOKS, patched, serving
+    from .hooks import HOOKS, read_all_types
 
-    serving.read_all_types(patched)
+    read_all_types()
     for target, (kind, hook) in HOOKS.items():
         if all(hook is not registered for _, registered, _ in HookRegistry._hooks.get(target, ())):
             HookRegistry.register(target, hook, HookType[kind])
