@@ -99,7 +99,7 @@ class Config:
 
 
 def check_heads(config: Config) -> None:
-    """Refuse heads by which llama.cpp cannot multiply, and on which it aborts.
+    """Refuse heads of sizes and numbers at which llama.cpp aborts.
 
     Heads of queries share those of keys and values evenly, and a rotated head has an even size.
     """
