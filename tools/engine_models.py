@@ -20,6 +20,7 @@ SIZES: dict[str, Any] = {
 GPT2 = {"n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 128, "vocab_size": 320, "eos_token_id": None,
         "bos_token_id": None}  # fmt: skip
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "norm_topk_prob": True}
+SHARED = {"shared_expert_intermediate_size": 512, "norm_topk_prob": False}
 MIX = {"attn_v": "q6_k", "ffn_down": "q5_k", "ffn_up": "iq4_xs", "attn_k": "q8_0", "token_embd": "q6_k"}
 FLAT = {"attn_v": "q8_0", "ffn_down": "q5_1", "token_embd": "q8_0", "attn_output": "q5_0"}
 # Model -> GGUF's architecture, class of the config, sizes, default format, formats of other tensors.
@@ -33,6 +34,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], str, dict[str, str]]] = {
     "qwen3moe": ("qwen3moe", "Qwen3MoeConfig", SIZES | MOE, "q4_k",
                  {"ffn_down_exps": "q6_k", "ffn_up_exps": "iq3_s", "attn_v": "q6_k"}),
     "qwen3moe-equal": ("qwen3moe", "Qwen3MoeConfig", SIZES | MOE, "q4_k", {"ffn_down_exps": "q6_k", "attn_v": "q6_k"}),
+    "qwen2moe": ("qwen2moe", "Qwen2MoeConfig", SIZES | MOE | SHARED, "q4_k",
+                 {"ffn_down_exps": "q6_k", "attn_v": "q6_k"}),
     "gemma3": ("gemma3", "Gemma3TextConfig", SIZES | {"query_pre_attn_scalar": 128, "sliding_window": 8}, "q4_0", FLAT),
     "gpt2": ("gpt2", "GPT2Config", GPT2, "q5_0", {"ffn_down": "q8_0"}),
 }  # fmt: skip

@@ -59,7 +59,7 @@ SGLANG: dict[str, dict[str, Any]] = {
 }
 CASES = [
     "llama:eager", "qwen3:eager", "halves:eager", "newer:eager", "tied:eager", "qwen3moe:eager", "gemma3:eager",
-    "gpt2:eager", "qwen3:compiled", "llama:compiled", "qwen3moe:compiled", "llama:lora", "qwen3:lora",
+    "qwen2moe:eager", "gpt2:eager", "qwen3:compiled", "llama:compiled", "qwen3moe:compiled", "llama:lora", "qwen3:lora",
     "llama:tp2", "qwen3:tp2", "qwen3moe:tp2", "qwen3moe:ep2", "llama:pp2",
     "llama:sglang", "qwen3:sglang", "halves:sglang", "newer:sglang", "tied:sglang", "qwen3moe-equal:sglang",
     "llama:sglang-tp2", "qwen3moe-equal:sglang-ep2", "llama:sglang-lora", "qwen3:sglang-lora",

@@ -13,11 +13,6 @@ def register() -> None:
     """The entry point, which SGLang calls in every process before it applies hooks; calls may repeat."""
     if not switch("QGEMM_SGLANG"):
         return
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from .hooks import install
 
-    from .hooks import HOOKS, read_all_types
-
-    read_all_types()
-    for target, (kind, hook) in HOOKS.items():
-        if all(hook is not registered for _, registered, _ in HookRegistry._hooks.get(target, ())):
-            HookRegistry.register(target, hook, HookType[kind])
+    install()

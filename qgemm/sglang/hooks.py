@@ -239,3 +239,13 @@ HOOKS: dict[str, tuple[str, Callable[..., Any]]] = {
     f"{LORA}.lora.LoRAAdapter.initialize_weights": ("BEFORE", adapter_files),
     f"{LORA}.lora_manager.get_lora_layer": ("AROUND", lora_layer),
 }
+
+
+def install() -> None:
+    """Register the hooks, each once, and let the package gguf read files of all types."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    serving.read_all_types(patched)
+    for target, (kind, hook) in HOOKS.items():
+        if all(hook is not registered for _, registered, _ in HookRegistry._hooks.get(target, ())):
+            HookRegistry.register(target, hook, HookType[kind])
