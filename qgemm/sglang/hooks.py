@@ -36,12 +36,7 @@ TYPE_OF_EXPERTS = re.compile(r"(.*\.experts)\.\d+\.(?:gate|up)_proj\.qweight_typ
 ROWS = range(1, 16385)  # tokens of a batch, up to the largest default of --chunked-prefill-size
 
 logger = logging.getLogger(__name__)
-_gguf = Patched()  # the package gguf, in every process of SGLang
-
-
-def read_all_types() -> None:
-    """Let SGLang's loader read files with types that the package gguf lacks."""
-    serving.read_all_types(_gguf)
+patched = Patched()  # the package gguf, in every process of SGLang
 
 
 # ---------------------------------------------------------------- layers
