@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,6 +57,19 @@ def test_rows_of_engines_in_turns(small, tmp_path):
         ("qgemm", 8, 4096, 801.0), ("awq_marlin", 8, 4096, 801.0), ("qgemm", 1, 128, 356.0),
         ("awq_marlin", 1, 128, 356.0), ("qgemm", 2, 128, 456.0), ("awq_marlin", 2, 128, 456.0),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("output", "tokens_s"), [(256, 1024.0), (1, 64.0)])
+def test_tokens_that_count(monkeypatch, output, tokens_s):
+    """Those of the output, or of the prompts where one token follows: four streams, the faster of two runs 1 s."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
+    clock = iter([0.0, 2.0, 10.0, 11.0])
+    monkeypatch.setattr(engines.time, "perf_counter", lambda: next(clock))
+    calls = []
+    engine = SimpleNamespace(generate=lambda prompts, sampling, use_tqdm: calls.append((prompts, sampling.max_tokens)))
+    assert engines.tokens_a_second(engine, 4, 16, output) == {"tokens_s": tokens_s, "seconds": [2.0, 1.0]}
+    assert [(len(prompts), limit) for prompts, limit in calls] == [(4, output)] * 2
+    assert {len(prompt["prompt_token_ids"]) for prompts, _ in calls for prompt in prompts} == {16}
 
 
 def test_an_engine_that_ends_has_no_more_rows(small, tmp_path, monkeypatch):

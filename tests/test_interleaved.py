@@ -150,3 +150,12 @@ def test_memory(fmt):
 def test_a_copy_needs_no_more_memory_than_the_blocks(name):
     w, packed = packed_tensor(qgemm.FORMATS[name], 32, 8)
     assert packed.interleaved.nbytes <= 1.01 * w.nbytes
+
+
+def test_large_scratch_memory_is_kept_until_the_next_call(monkeypatch):
+    """Small memory is kept, and serves calls that need less."""
+    monkeypatch.setattr(products, "KEPT_BYTES", 1 << 12)
+    products.scratch(1 << 16)
+    address = products.scratch(1 << 10)
+    assert products._scratch.memory[0] == 1 << 10
+    assert products.scratch(1 << 9) == address

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
+import numpy as np
 import pytest
 from torch_layers import assert_same, normal, torch, weights
 
@@ -93,6 +96,38 @@ def test_a_write_into_the_weight(tmp_path, write, replayed):
         want = qgemm.matmul(x, new_weights(seed))  # a tensor, as x is
         for _ in range(2):
             torch.testing.assert_close(layer(x), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("eighth", range(8))
+def test_a_write_into_a_part_of_the_weight(tmp_path, eighth):
+    """That torch does not count: a word of each eighth of the bytes is looked at."""
+    layer, other = mapped_layer(tmp_path), QLinear.from_tensor(new_weights(1))
+    layer(X)
+    raw, new = (packed.weight.detach().numpy().reshape(-1) for packed in (layer, other))
+    words = len(raw) // 8 // 8
+    part = slice(8 * eighth * words, 8 * (eighth + 1) * words)
+    raw[part] = new[part]
+    torch.testing.assert_close(layer(X), X @ layer.dequantize().T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_write_frees_the_copy_and_its_plans(tmp_path):
+    layer = mapped_layer(tmp_path)
+    layer(X), qgemm.matmul(X, layer.packed), qgemm.matmul(X[:1], layer.packed)
+    interleaved = weakref.ref(layer.packed.interleaved)
+    layer.weight.data.copy_(QLinear.from_tensor(new_weights(1)).weight)
+    layer(X)
+    gc.collect()
+    assert interleaved() is None
+
+
+def test_a_write_into_one_weight_of_several():
+    """The plan of their call reads a copy of each."""
+    layers = [QLinear.from_tensor(new_weights(seed)) for seed in (0, 1)]
+    for seed in (0, 1, 2, 3):
+        layers[seed % 2].weight.detach().numpy()[...] = new_weights(seed).blocks.view(np.uint8).reshape(N, -1)
+        products = qgemm.matmul_many(X, [layer.packed for layer in layers])
+        for layer, y in zip(layers, products, strict=True):
+            torch.testing.assert_close(y, X @ layer.dequantize().T, rtol=1e-4, atol=1e-3)
 
 
 def test_bytes_that_move_after_a_product_are_multiplied_as_they_are():
