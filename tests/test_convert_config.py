@@ -154,6 +154,11 @@ def test_factors_of_yarn_that_llama_cpp_computes(architecture, factors, allowed)
         ("LlamaForCausalLM", {"attention_factor": 0.7}, 0.7 / (1 + 0.1 * math.log(4))),
         ("LlamaForCausalLM", {"attention_factor": 0.7, "factor": 0.5}, 0.7),
         ("DeepseekV3ForCausalLM", {"attention_factor": 0.7, "mscale": 0.5, "mscale_all_dim": 0.5}, 0.7),
+        (
+            "Ministral3ForCausalLM",
+            {"attention_factor": 0.7, "mscale": 1.0, "mscale_all_dim": 0.5},
+            0.7 / (1 + 0.1 * math.log(4)) * (1 + 0.05 * math.log(4)),
+        ),
     ],
 )
 def test_the_factor_of_attention_is_one_that_llama_cpp_reads(architecture, settings, ratio):

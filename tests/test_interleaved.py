@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,3 +162,13 @@ def test_large_scratch_memory_is_kept_until_the_next_call(monkeypatch):
     address = products.scratch(1 << 10)
     assert products._scratch.memory[0] == 1 << 10
     assert products.scratch(1 << 9) == address
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems get no advice")
+def test_advice_is_of_whole_pages_within_the_blocks(monkeypatch):
+    advice, page = [], mmap.PAGESIZE
+    libc = SimpleNamespace(madvise=lambda start, length, kind: advice.append((start.value, length.value, kind)))
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: libc)
+    process.advise_unused(page + 1, 3 * page)
+    process.advise_unused(page + 1, page)
+    assert advice == [(2 * page, 2 * page, process.MADV_COLD)]
