@@ -10,6 +10,9 @@ typedef struct {
     float d[GROUPS], s[GROUPS];
     int32_t start[GROUPS], least;
     int8_t q[SUPER];
+#if SIGNED_CODES
+    int8_t size[SUPER];  // |q|, as unsigned bytes
+#endif
 } tile_x;
 
 static void pack_tile(tile_x* to, const quantized_x* from, const word_order* words) {
@@ -21,6 +24,7 @@ static void pack_tile(tile_x* to, const quantized_x* from, const word_order* wor
     order_by_words(to->q, from->q[0], 1, words);
 #if SIGNED_CODES
     to->least = x_has_least(to->q);
+    for (int i = 0; i < SUPER; ++i) to->size[i] = (int8_t)(to->q[i] < 0 ? -to->q[i] : to->q[i]);
 #endif
     if (!INTEGER_ZERO(1)) return;
     for (int group = 0; group < GROUPS; ++group) {

@@ -9,12 +9,17 @@
 // scales and minimums of 16 rows from interleaved pairs. Tiles of other formats hold scales and minimums as floats.
 #pragma once
 
+#include "signed_codes.h"
+
 typedef struct {
     u8x64 raw[RAW][16];
 #ifdef SCALE_SHORTS
     uint16_t fields[SCALE_SHORTS][TILE_ROWS] __attribute__((aligned(64)));
 #else
     f32x16 scale[GROUPS], minimum[MINIMUM ? GROUPS : 1];
+#endif
+#if SIGNED_CODES && defined(LEAST_CODES)
+    int32_t least __attribute__((aligned(64)));  // whether any of the codes is the level -128
 #endif
 } interleaved;
 
@@ -36,6 +41,21 @@ INLINE void decode_word(u8x64 codes[4], const interleaved* from, int word) {
     for (int j = 0; j < RAW; ++j) bytes[j] = load64(&from->raw[j][word]);
     raw_to_codes(codes, bytes);
 }
+
+#if SIGNED_CODES
+// decode_word as signed levels; a codebook is looked up without a shift.
+INLINE void decode_levels(i8x64 levels[4], const interleaved* from, int word) {
+    u8x64 codes[4];
+#ifdef LEVELS
+    const u8x64 bytes[RAW] = {load64(&from->raw[0][word]), load64(&from->raw[1][word])};
+    lookup_shifted(codes, bytes, 0);
+    for (int v = 0; v < 4; ++v) EACH_PART levels[v].part[i] = (i8_part)codes[v].part[i];
+#else
+    decode_word(codes, from, word);
+    for (int v = 0; v < 4; ++v) levels[v] = levels_of(codes[v]);
+#endif
+}
+#endif
 
 // Interleaves super-block i of `rows` rows from `row` on; the last row fills the lanes of those that lack.
 static void interleave(interleaved* to, const product* p, int64_t row, int rows, int64_t i) {
@@ -68,6 +88,14 @@ static void interleave(interleaved* to, const product* p, int64_t row, int rows,
     if (MINIMUM) transpose16(minimum, 1), memcpy(to->minimum, minimum, sizeof to->minimum);
 #endif
     for (int j = 0; j < RAW; ++j) transpose16(to->raw[j], 1);
+#if SIGNED_CODES && defined(LEAST_CODES)
+    to->least = 0;
+    for (int word = 0; word < 16; ++word) {
+        u8x64 codes[4];
+        decode_word(codes, to, word);
+        to->least |= codes_have_least(codes);
+    }
+#endif
 }
 
 // The interleaved tiles of 16 rows of W from `row` on.

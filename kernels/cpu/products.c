@@ -4,8 +4,6 @@
 // ACTIVATION_BYTES, bytes of a block of activations; LEAST_LEVEL, GREATEST_LEVEL, LEAST_EIGHT_BITS (to_eight_bits.h).
 #include "blocks.h"
 
-#include "signed_codes.h"
-
 // Picks the reduction for one digit of x and for three: lane_rows.h scales each lane and then reduces; rows.h reduces
 // each group in int32 and then scales. A format with LANE_SCALES and a zero point that also defines LOW_GROUP uses
 // lane_rows.h for one digit and rows.h for three.

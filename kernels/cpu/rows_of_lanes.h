@@ -7,17 +7,13 @@
 #if LANE_DIGITS == 1
 #define LANE_X tile_x
 #define DIGIT_OF(x, digit) ((x)->q)
+#define SIZE_OF(x) ((x)->size)
 #define START_OF(x, digit, group) ((x)->start[group])
-#define LANE_DOT TILE_DOT
 #else
 #define LANE_X packed_3
 #define DIGIT_OF(x, digit) ((x)->q[digit])
+#define SIZE_OF(x) ((x)->q[0])
 #define START_OF(x, digit, group) ((digit) == 1 ? 0 : (x)->zero[(digit) / 2][group])
-#if SIGNED_CODES
-#define LANE_DOT level_dot
-#else
-#define LANE_DOT TILE_DOT
-#endif
 #endif
 #define EACH_DIGIT                                           \
     _Pragma("GCC unroll 4") for (int t = 0; t < TOKENS; ++t) \
@@ -27,15 +23,23 @@
 INLINE void ROWS_NAME(add_word)(i32x16 dots[TOKENS][LANE_DIGITS], i32x16 shorts[TOKENS][LANE_DIGITS],
                                 const interleaved* w, const int vector, const int word, const LANE_X* x, int place,
                                 const int least) {
+    (void)dots, (void)shorts, (void)least;
+#if SIGNED_CODES
+    i8x64 levels[4];
+    decode_levels(levels, w, word);
+#else
     u8x64 codes[4];
     decode_word(codes, w, word);
-    (void)dots, (void)shorts, (void)least;
+#endif
     EACH_DIGIT {
         const i8x64 q = all_words(DIGIT_OF(&x[t], digit) + 4 * place);
 #ifdef SHORT_WORDS
         shorts[t][digit] = settle(add_short_dot(shorts[t][digit], codes[vector], q));
+#elif SIGNED_CODES
+        const i8x64 size = LANE_DIGITS == 1 ? all_words(SIZE_OF(&x[t]) + 4 * place) : magnitudes(q);
+        dots[t][digit] = settle(sized_dot(dots[t][digit], levels[vector], q, size, least));
 #else
-        dots[t][digit] = settle(LANE_DOT(dots[t][digit], codes[vector], q, least));
+        dots[t][digit] = settle(dot(dots[t][digit], codes[vector], q));
 #endif
     }
 }
@@ -53,6 +57,7 @@ INLINE f32x16 ROWS_NAME(add_digits)(f32x16 total, const i32x16 dots[LANE_DIGITS]
 #endif
 }
 
+// least: whether a level may be -128 (level_dot).
 INLINE void ROWS_NAME(add_interleaved)(f32x16 totals[TOKENS], const interleaved* w, const LANE_X* x, const int least) {
     f32x16 scale[GROUPS], minimum[GROUPS];
     load_interleaved_scales(scale, minimum, w);
@@ -82,29 +87,11 @@ INLINE void ROWS_NAME(add_interleaved)(f32x16 totals[TOKENS], const interleaved*
     }
 }
 
-// least: as for x_dot and level_dot, whether a number of x, or with three digits a level, may be -128.
-#if SIGNED_CODES && (LANE_DIGITS == 1 || defined(LEAST_CODES))
+#if SIGNED_CODES && defined(LEAST_CODES)
 static __attribute__((noinline, cold)) void ROWS_NAME(add_least_interleaved)(f32x16 totals[TOKENS],
                                                                              const interleaved* w, const LANE_X* x) {
     ROWS_NAME(add_interleaved)(totals, w, x, 1);
 }
-
-INLINE int ROWS_NAME(has_least)(const interleaved* w, const LANE_X* x) {
-    int least = 0;
-#if LANE_DIGITS == 1
-    (void)w;
-    for (int t = 0; t < TOKENS; ++t) least |= x[t].least;
-#else
-    (void)x;
-    for (int word = 0; word < 16; ++word) {
-        u8x64 codes[4];
-        decode_word(codes, w, word);
-        least |= codes_have_least(codes);
-    }
-#endif
-    return least;
-}
-#define HAS_LEAST ROWS_NAME(has_least)
 #endif
 
 static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int64_t last) {
@@ -116,8 +103,8 @@ static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int6
         for (int64_t i = 0; i < supers; ++i) {
             const LANE_X* x = (const LANE_X*)p->packed + i * p->m + token;
             prefetch_tile(w + i + 2);
-#ifdef HAS_LEAST
-            if (__builtin_expect(HAS_LEAST(w + i, x), 0)) {
+#if SIGNED_CODES && defined(LEAST_CODES)
+            if (__builtin_expect(w[i].least, 0)) {
                 ROWS_NAME(add_least_interleaved)(totals, w + i, x);
                 continue;
             }
@@ -135,7 +122,6 @@ static void ROWS_NAME(rows)(const product* p, int64_t token, int64_t first, int6
 
 #undef LANE_X
 #undef DIGIT_OF
+#undef SIZE_OF
 #undef START_OF
-#undef LANE_DOT
 #undef EACH_DIGIT
-#undef HAS_LEAST

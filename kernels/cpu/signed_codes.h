@@ -23,13 +23,18 @@ INLINE int x_has_least(const int8_t* q) { return memchr(q, 128, SUPER) != NULL; 
 // acc[i] + the dot product of bytes 4i to 4i + 3 of the levels and x. least: whether a number of x may be -128.
 INLINE i32x16 x_dot(i32x16 acc, u8x64 codes, i8x64 x, const int least) {
     if (least) acc = correct_least(acc, x, levels_of(codes));
-    return add_signed_dot(acc, x, levels_of(codes));
+    return add_signed_dot(acc, x, levels_of(codes), magnitudes(levels_of(codes)));
 }
 
-// acc[i] + the dot product of bytes 4i to 4i + 3 of the levels and x. least: whether a level may be -128.
+// acc[i] + the dot product of bytes 4i to 4i + 3 of the levels and x, whose magnitudes are `size`. least: whether any
+// level may be -128.
+INLINE i32x16 sized_dot(i32x16 acc, i8x64 levels, i8x64 x, i8x64 size, const int least) {
+    if (least) acc = correct_least(acc, levels, x);
+    return add_signed_dot(acc, levels, x, size);
+}
+
 INLINE i32x16 level_dot(i32x16 acc, u8x64 codes, i8x64 x, const int least) {
-    if (least) acc = correct_least(acc, levels_of(codes), x);
-    return add_signed_dot(acc, levels_of(codes), x);
+    return sized_dot(acc, levels_of(codes), x, magnitudes(x), least);
 }
 
 #ifdef LEAST_CODES

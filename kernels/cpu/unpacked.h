@@ -55,12 +55,14 @@ INLINE void split_two_bits(u8x64 codes[4], u8x64 bytes) {
 }
 
 #if defined(LEVELS) && defined(SHIFT)
-// Looks up nibbles in a codebook of 16 levels, the macro LEVELS.
-INLINE void lookup_nibbles(u8x64 codes[4], const u8x64 bytes[2]) {
-    const u8x16 levels = (u8x16)LEVELS + SHIFT;
+// Looks up nibbles in a codebook of 16 levels, the macro LEVELS, plus `shift`.
+INLINE void lookup_shifted(u8x64 codes[4], const u8x64 bytes[2], const int shift) {
+    const u8x16 levels = (u8x16)LEVELS + (uint8_t)shift;
     const u8x64 table = join(levels, levels, levels, levels);
     split_nibbles(codes, bytes);
     codes[0] = lookup(table, codes[0]), codes[1] = lookup(table, codes[1]);
     codes[2] = lookup(table, codes[2]), codes[3] = lookup(table, codes[3]);
 }
+
+INLINE void lookup_nibbles(u8x64 codes[4], const u8x64 bytes[2]) { lookup_shifted(codes, bytes, SHIFT); }
 #endif

@@ -37,6 +37,7 @@ VECTOR(int32_t, i32x8, 32);
 VECTOR(float, f32x8, 32);
 VECTOR(float, f32x4, 16);
 VECTOR(uint8_t, u8_part, PART);
+VECTOR(uint16_t, u16_part, PART);
 VECTOR(int8_t, i8_part, PART);
 VECTOR(int32_t, i32_part, PART);
 VECTOR(float, f32_part, PART);
@@ -130,8 +131,9 @@ INLINE u8x64 repeat_shifted(const uint8_t* from, int bits) {
     return v;
 }
 
+// By 16 bits: GCC shifts bytes left by `bits` additions.
 INLINE u8x64 shift_left(u8x64 v, int bits) {
-    EACH_PART v.part[i] <<= bits;
+    EACH_PART v.part[i] = (u8_part)((u16_part)v.part[i] << bits) & ((u8_part){0} + (uint8_t)(255 << bits));
     return v;
 }
 

@@ -108,13 +108,18 @@ INLINE i32x16 dot(i32x16 acc, u8x64 codes, i8x64 x) {
 }
 
 #if !defined(__AVXVNNI__)
-// acc[i] + the dot product of bytes 4i to 4i + 3: |b| times a with the sign of b. Bytes of a that are -128 keep their
-// sign; correct_least repairs their products with negative b.
 #define SIGNED_DOT
-INLINE i32x16 add_signed_dot(i32x16 acc, i8x64 a, i8x64 b) {
+INLINE i8x64 magnitudes(i8x64 v) {
+    EACH_PART v.part[i] = (i8_part)_mm256_abs_epi8((__m256i)v.part[i]);
+    return v;
+}
+
+// acc[i] + the dot product of bytes 4i to 4i + 3: size, |b|, times a with the sign of b. Bytes of a that are -128 keep
+// their sign; correct_least repairs their products with negative b.
+INLINE i32x16 add_signed_dot(i32x16 acc, i8x64 a, i8x64 b, i8x64 size) {
     EACH_PART {
-        const __m256i sign = (__m256i)b.part[i], with_sign = _mm256_sign_epi8((__m256i)a.part[i], sign);
-        const __m256i products = _mm256_maddubs_epi16(_mm256_abs_epi8(sign), with_sign);
+        const __m256i with_sign = _mm256_sign_epi8((__m256i)a.part[i], (__m256i)b.part[i]);
+        const __m256i products = _mm256_maddubs_epi16((__m256i)size.part[i], with_sign);
         acc.part[i] += (i32_part)_mm256_madd_epi16(products, _mm256_set1_epi16(1));
     }
     return acc;
