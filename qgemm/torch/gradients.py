@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from qgemm.errors import UnsupportedError
@@ -16,13 +17,14 @@ from qgemm.errors import UnsupportedError
 from .ops import (
     library,
     linear_backward,
-    linear_forward,
+    product,
     product_spec,
     traced,
     traced_linear,
     traced_linear_backward,
     traced_linear_forward,
 )
+from .storage import packed_of
 
 is_dynamo_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7 or later
@@ -62,13 +64,31 @@ def _batched(
     return function.apply(inputs[0].movedim(dims[0], 0), *inputs[1:]), 0
 
 
-class Product(torch.autograd.Function):
+class _Function(torch.autograd.Function):
+    """A function without the part of torch's `apply` that reads the signature of `forward`: 15 us at every call.
+
+    Tensors that a transform of torch.func left behind are unwrapped as there.
+    """
+
+    @classmethod
+    def apply(cls, *inputs: Any) -> Any:
+        """The output, recorded for a backward."""
+        if transformed():
+            return super().apply(*inputs)
+        return super(torch.autograd.Function, cls).apply(*unwrap_dead_wrappers(inputs))
+
+
+class Product(_Function):
     """`product` of (x, weight bytes, bias, format, N, K, activation, wide)."""
 
     @staticmethod
-    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *scalars: Any) -> torch.Tensor:
-        forward = traced_linear_forward if traced(x) else linear_forward
-        return forward(x, weight, bias, product_spec(*scalars))
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str, n: int, k: int, activation: str,
+        wide: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        if traced(x):
+            return traced_linear_forward(x, weight, bias, product_spec(format, n, k, activation, wide))
+        return product(x, packed_of(weight, format, (n, k)), bias, activation, wide)
 
     @staticmethod
     def setup_context(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -97,7 +117,7 @@ class Product(torch.autograd.Function):
         return _batched(Product, in_dims, inputs)
 
 
-class Transposed(torch.autograd.Function):
+class Transposed(_Function):
     """`ops.linear_backward` of (grad, weight bytes, format, N, K)."""
 
     @staticmethod

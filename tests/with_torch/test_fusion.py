@@ -14,7 +14,7 @@ from torch_layers import assert_same, torch
 
 import qgemm
 import qgemm.torch.peft
-from qgemm.torch import QLinear, fuse, fusion, ops, replace_linear, unfuse
+from qgemm.torch import QLinear, fuse, fusion, ops, replace_linear, siblings, unfuse
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # raised by transformers
@@ -301,6 +301,45 @@ def test_layers_are_grouped_by_the_source_of_their_module(calls):
     calls.clear()
     assert_same(model(x), expected)
     assert calls == {"matmul_many": 1, "matmul": 1}
+
+
+CHANGES = {
+    "activation": lambda layer: [setattr(other, "activation", "a8") for other in layer.siblings.layers],
+    "bias": lambda layer: setattr(layer, "bias", torch.nn.Parameter(torch.ones(64))),
+    "bytes": lambda layer: layer.weight.zero_(),
+    "forward": lambda layer: setattr(layer, "forward", layer.forward),
+    "hook": lambda layer: layer.register_forward_pre_hook(lambda layer, args: (2 * args[0],)),
+    "weight": lambda layer: setattr(layer, "weight", torch.nn.Parameter(layer.weight.flip(0), requires_grad=False)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_round_like_the_one_before_asks_no_layer_again(change, calls, monkeypatch):
+    """After a change of a layer, products are still those of layers alone."""
+    rng, plain = np.random.default_rng(0), torch.nn.ModuleList()
+    for _ in range(3):
+        plain.append(QLinear.from_tensor(qgemm.quantize(rng.standard_normal((64, 64), np.float32), "q4_0")))
+    layers = copy.deepcopy(plain)
+    siblings.Siblings(list(layers))
+
+    def compare():
+        x = torch.randn(2, 64)
+        assert_same(torch.stack([layer(x) for layer in layers]), torch.stack([layer(x) for layer in plain]))
+
+    with torch.no_grad():
+        compare()
+        with monkeypatch.context() as patches:
+            patches.setattr(siblings, "can_join", lambda *_: pytest.fail("a layer is asked again"))
+            compare()
+        assert calls["matmul_many"] == 2
+        if change == "activation":
+            for layer in plain:
+                layer.activation = "a8"
+        else:
+            CHANGES[change](plain[1])
+        CHANGES[change](layers[1])
+        compare()
+        compare()
 
 
 def test_layers_with_other_inputs_leave_the_group(calls):

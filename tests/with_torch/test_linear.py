@@ -135,6 +135,14 @@ def test_a_backward_decodes_some_rows_at_a_time(monkeypatch):
     assert_same(layer.dequantize(torch.float16), torch.from_numpy(w.dequantize("float16")))
 
 
+def test_no_call_reads_signatures(monkeypatch):
+    """Neither a product that is recorded nor its backward: torch's own `apply` does so at every call."""
+    layer, x = QLinear.from_tensor(weights()), normal(2, weights().shape[1]).requires_grad_()
+    layer(x).sum().backward()
+    monkeypatch.setattr("inspect.signature", lambda *_: pytest.fail("a signature is read"))
+    layer(x).sum().backward()
+
+
 def test_a_second_derivative():
     w = weights("q8_0", n=8, blocks=1)
     layer, x = QLinear.from_tensor(w), normal(2, w.shape[1]).requires_grad_()
