@@ -25,6 +25,9 @@ ENCODER = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }  # fmt: skip
+DISTIL = {
+    "vocab_size": 64, "dim": 64, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 128,
+}  # fmt: skip
 MODERN = {**ENCODER, "num_hidden_layers": 5, "local_attention": 8, "pad_token_id": 0, "bos_token_id": 1,
           "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}  # fmt: skip
 PATTERN = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
@@ -55,6 +58,14 @@ PIXTRAL_VISION = {
 LLAMA4_VISION = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
     "patch_size": 4, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+}  # fmt: skip
+SIGLIP_VISION = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+WHISPER = {
+    "d_model": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32,
 }  # fmt: skip
 
 PHIMOE_ROPE = {
@@ -102,6 +113,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **SIZES, **ROUTED, **MLA, "num_hidden_layers": 26, "first_k_dense_replace": 25, "q_lora_rank": None,
     },
     "DeepseekV3ForCausalLM": {**SIZES, **ROUTED, **MLA},
+    "Glm4MoeLiteForCausalLM": {**SIZES, **ROUTED, **MLA, "rope_scaling": None, "mlp_layer_types": ["dense", "sparse"]},
+    "MiniMaxM2ForCausalLM": {
+        **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "PhiForCausalLM": {**SIZES, "num_key_value_heads": 4},
     "GPTNeoXForCausalLM": {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"},
     "GPT2LMHeadModel": GPT2,
@@ -139,6 +155,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Llama4ForCausalLM": {
         **SIZES, "num_hidden_layers": 4, "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96,
         "num_local_experts": 4, "interleave_moe_layer_step": 2,
+    },
+    "SmolVLMForConditionalGeneration": {"text_config": SIZES, "vision_config": SIGLIP_VISION},
+    "Idefics3ForConditionalGeneration": {"text_config": SIZES, "vision_config": SIGLIP_VISION},
+    "Qwen2AudioForConditionalGeneration": {"text_config": SIZES, "audio_config": WHISPER},
+    "Lfm2VlForConditionalGeneration": {
+        "text_config": {
+            **SIZES, "intermediate_size": 144, "layer_types": ["conv", "full_attention"], "block_multiple_of": 32,
+        },
+        "vision_config": SIGLIP_VISION,
     },
     "Qwen2VLForConditionalGeneration": {"text_config": {**SIZES, **SECTIONS}, "vision_config": QWEN2_VISION},
     "Qwen2_5_VLForConditionalGeneration": {"text_config": {**SIZES, **SECTIONS}, "vision_config": QWEN25_VISION},
@@ -186,6 +211,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "BertModel": ENCODER, "BertForMaskedLM": ENCODER, "XLMRobertaModel": {**ENCODER, "pad_token_id": 1},
     "RobertaModel": {**ENCODER, "pad_token_id": 1},
     "ModernBertModel": MODERN, "ModernBertForMaskedLM": MODERN,
+    "DistilBertModel": DISTIL, "DistilBertForMaskedLM": DISTIL, "CamembertModel": {**ENCODER, "pad_token_id": 1},
     "NomicBertModel": ENCODER, "NomicBertForMaskedLM": ENCODER,
     "PhimoeForCausalLM": PHIMOE,
     "PhiMoEForCausalLM": {**PHIMOE, "rope_parameters": None, "rope_theta": 1e6, "rope_scaling": PHIMOE_ROPE},

@@ -121,6 +121,32 @@ def test_values_that_the_file_cannot_express_are_refused(architecture, change, m
     assert not (tmp_path / "y.gguf").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["Qwen3_5ForCausalLM", "Qwen3NextForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"]
+)
+def test_a_hybrid_model_has_layers_of_both_kinds(name):
+    """libllama aborts on others."""
+    base = CLASSES_MADE[name]["config"]
+    for kind in {*base["layer_types"]}:
+        with pytest.raises(CheckpointError, match=r"layer_types: .* are not (both|linear)"):
+            described({**base, "layer_types": [kind] * len(base["layer_types"])})
+
+
+def test_old_configs_of_lfm2_list_layers_with_attention():
+    """The file is that of the config that lists the kinds of all layers."""
+    base = CLASSES_MADE["Lfm2ForCausalLM"]["config"]
+    old = {key: value for key, value in base.items() if key != "layer_types"}
+    assert described({**old, "full_attn_idxs": [1]}) == described(base)
+
+
+def test_sections_of_rotary_dimensions_fit_a_head():
+    """libllama aborts on others."""
+    base = CLASSES_MADE["Qwen3_5ForCausalLM"]["config"]
+    assert described({**base, "head_dim": 32})
+    with pytest.raises(CheckpointError, match=r"mrope_section: '\[11, 11, 10\]' has more dimensions than a head, 16"):
+        described({**base, "head_dim": 16})
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import hf_folders
 import numpy as np
 import pytest
 from class_folders import converted, digest, folder, tensors_of
@@ -63,6 +64,14 @@ def pooled(path: Path, **pooling: object) -> dict:
 )
 def test_pooling(pooling, kind, tmp_path):
     assert pooled(tmp_path / "m", **pooling)["bert.pooling_type"] == kind
+
+
+def test_pooling_of_a_decoder(tmp_path):
+    """Qwen3-Embedding is a decoder with a folder of Sentence Transformers."""
+    path = hf_folders.folder(tmp_path / "m", "Qwen3ForCausalLM")
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    assert converted(path, tmp_path / "y.gguf")[1]["qwen3.pooling_type"] == PoolingType.LAST
 
 
 def test_no_pooling_without_its_config(tmp_path):

@@ -70,6 +70,10 @@ GPT_OSS_LAYER: Shapes = {
 }  # fmt: skip
 QWEN2_LAYER: Shapes = {**ATTENTION, **BIASES, **BEFORE_FFN}
 QWEN3_LAYER: Shapes = {**ATTENTION, **HEAD_NORMS, **BEFORE_FFN}
+QWEN2 = Architecture(MODEL_ARCH.QWEN2, common_keys, QWEN2_LAYER, config_rules.QWEN2, pools=True)
+QWEN2_AUDIO_DEFAULTS = {  # those of Qwen2Config, which the published text_config omits
+    "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+}  # fmt: skip
 
 OLMO2_LAYER: Shapes = {
     **{name: shape for name, shape in ATTENTION.items() if name != "attn_norm.weight"}, **ROW_NORMS, **POST_NORMS,
@@ -88,9 +92,12 @@ ARCHITECTURES = {
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": LLAMA._replace(rules=config_rules.MISTRAL),
     "MixtralForCausalLM": LLAMA._replace(rules=config_rules.MIXTRAL, defaults={"rope_theta": 1e6}),
-    "Qwen2ForCausalLM": Architecture(MODEL_ARCH.QWEN2, common_keys, QWEN2_LAYER, config_rules.QWEN2),
+    "SmolVLMForConditionalGeneration": LLAMA,
+    "Idefics3ForConditionalGeneration": LLAMA,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen2AudioForConditionalGeneration": QWEN2._replace(defaults=QWEN2_AUDIO_DEFAULTS),
     "Qwen3ForCausalLM": Architecture(
-        MODEL_ARCH.QWEN3, common_keys, QWEN3_LAYER, config_rules.QWEN3, defaults={"head_dim": 128}
+        MODEL_ARCH.QWEN3, common_keys, QWEN3_LAYER, config_rules.QWEN3, defaults={"head_dim": 128}, pools=True
     ),
     "Qwen3MoeForCausalLM": Architecture(
         MODEL_ARCH.QWEN3MOE, qwen3moe_keys, QWEN3_LAYER, config_rules.QWEN3MOE, split=joined_experts

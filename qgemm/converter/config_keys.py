@@ -87,11 +87,11 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "num_experts": one_or_list(OPTIONAL_COUNT),
         "num_experts_per_tok": OPTIONAL_COUNT,
         "experts_per_token": OPTIONAL_COUNT,
-        **dict.fromkeys(("n_embd", "n_embed"), SIZE),
-        **dict.fromkeys(("n_layer", "n_head", "num_kv_heads", "n_head_kv"), COUNT),
+        **dict.fromkeys(("n_embd", "n_embed", "dim"), SIZE),
+        **dict.fromkeys(("n_layer", "n_layers", "n_head", "n_heads", "num_kv_heads", "n_head_kv"), COUNT),
         **dict.fromkeys(("n_positions", "seq_length", "model_max_length", "max_trained_positions"), POSITIONS),
         **dict.fromkeys(("n_inner", "shared_expert_intermediate_size"), whole(0, 2**24)),
-        "ffn_hidden_size": whole(1, 2**24),
+        **dict.fromkeys(("ffn_hidden_size", "hidden_dim"), whole(1, 2**24)),
         "shared_intermediate_size": whole(0, 2**24),
         **dict.fromkeys(
             ("n_routed_experts", "n_shared_experts", "moe_num_experts", "moe_num_shared_experts"), OPTIONAL_COUNT
@@ -113,6 +113,8 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "block_ffn_dim_multiplier": FACTOR,
         **dict.fromkeys(("block_auto_adjust_ff_dim", "tie_embedding"), FLAG),
         "layer_types": list_of(TEXT),
+        "mlp_layer_types": list_of(TEXT),
+        "rotary_dim": SIZE,
         "vision_config": section("vision"),
         **dict.fromkeys(("moe_layer_interval", "moe_top_k"), COUNT),
         "moe_every_n_layers": whole(-1, 2**16),  # 0 and -1: no layer has experts
@@ -128,6 +130,7 @@ TABLES: Mapping[str, Mapping[str, Kind]] = {
         "sliding_window": WINDOW,
         "sliding_window_pattern": either(WINDOW, TEXT),  # "LLLG": three layers with a window, one without
         "no_rope_layers": list_of(whole(0, 1)),
+        "full_attn_idxs": list_of(whole(0, 2**16)),
         "moe_layers": list_of(whole(0, 2**16)),
         "moe_layer_end_index": whole(-1, 2**16),
         **{f"{name}_token_id": TOKENS for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},

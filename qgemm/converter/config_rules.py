@@ -20,7 +20,7 @@ NO_EFFECT = {
     "sparse_pred_ignore_index", "cls_token_id", "reference_compile", "attention_probs_dropout_prob",
     "router_aux_loss_coef", "attn_pdrop", "hidden_dropout", "embedding_dropout", "classifier_dropout", "slow_but_exact",
     "input_jitter_noise", "router_jitter_noise", "reorder_and_upcast_attn", "attention_softmax_in_fp32",
-    "scale_attention_softmax_in_fp32",
+    "scale_attention_softmax_in_fp32", "dropout", "qa_dropout", "seq_classif_dropout",
     *(f"summary_{name}" for name in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
     "pretraining_tp", "use_cache", "output_router_logits", "output_hidden_states",
     "output_attentions", "return_dict", "chunk_size_feed_forward", "is_encoder_decoder", "problem_type",
@@ -31,9 +31,10 @@ NO_EFFECT = {
     # settings of the vision part, which is left out
     "vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index",
     "audio_config", "eoa_token_index", *(f"{name}_token_id" for name in ("audio", "boa", "boi", "eoa", "eoi")),
-    "audio_soft_tokens_per_image", "vision_soft_tokens_per_image",
+    "audio_soft_tokens_per_image", "vision_soft_tokens_per_image", "audio_token_index", "_pad_token_id",
     *(f"{name}_token_id" for name in ("image", "video", "vision_start", "vision_end")),
-    "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size",
+    "projector_hidden_act", "vision_feature_layer", "multimodal_projector_bias", "spatial_merge_size", "scale_factor",
+    *(f"projector_{name}" for name in ("bias", "hidden_size", "use_layernorm")), "downsample_factor",
 }  # fmt: skip
 READ_ELSEWHERE = {  # by the converter itself, for every architecture
     "architectures", "text_config", "vocab_size", "tie_word_embeddings",

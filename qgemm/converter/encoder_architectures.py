@@ -79,7 +79,7 @@ NOMIC_MOE_RULES: Rules = {
     **NOMIC_RULES, "activation_function": GELU._replace(default="gelu"), **dict.fromkeys(NOMIC_BIASES, only(True)),
     "moe_normalize_expert_weights": OFF, "expert_choice_router": OFF, "num_shared_experts": NONE, "ffn_div": only(1.0),
 }  # fmt: skip
-PREFIX = re.compile("^(bert|roberta|nomic_bert)[.]")  # the encoder within a model that has a head
+PREFIX = re.compile("^(bert|roberta|nomic_bert|distilbert)[.]")  # the encoder within a model that has a head
 OLD_ENDS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 POOLING = os.path.join("1_Pooling", "config.json")
 POOLED = {
@@ -198,6 +198,13 @@ BERT = Architecture(
     derived=_without_output,
 )  # fmt: skip
 XLM_ROBERTA = BERT._replace(derived=_positions_after_padding, defaults={**BERT.defaults, "pad_token_id": 1})
+DISTIL_BERT = BERT._replace(
+    rules={"activation": GELU._replace(default="gelu"), "sinusoidal_pos_embds": decided_elsewhere(False)},
+    ends={name: shape for name, shape in ENDS.items() if name != "token_types.weight"},
+    aliases={"dim": "hidden_size", "hidden_dim": "intermediate_size", "n_layers": "num_hidden_layers",
+             "n_heads": "num_attention_heads"},
+    defaults={"type_vocab_size": 1, "layer_norm_eps": 1e-12, "max_position_embeddings": 512},
+)  # fmt: skip
 MODERN_BERT = Architecture(
     MODEL_ARCH.MODERN_BERT, modern_keys, MODERN_LAYER, MODERN_RULES, ends=MODERN_ENDS, optional={}, pools=True,
     by_layer=lambda config, layer: {"attn_norm.weight": "E"} if layer else {}, derived=_without_output,
@@ -227,7 +234,10 @@ NOMIC_BERT = NOMIC_BERT_MOE._replace(
 ENCODERS = {
     "BertModel": BERT,
     "BertForMaskedLM": BERT,
+    "DistilBertModel": DISTIL_BERT,
+    "DistilBertForMaskedLM": DISTIL_BERT,
     "XLMRobertaModel": XLM_ROBERTA,
+    "CamembertModel": XLM_ROBERTA,
     "RobertaModel": XLM_ROBERTA,
     "ModernBertModel": MODERN_BERT,
     "ModernBertForMaskedLM": MODERN_BERT,

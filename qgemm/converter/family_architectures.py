@@ -81,6 +81,26 @@ DEEPSEEK = Architecture(
     read_rotary=("mscale", "mscale_all_dim"), defaults={"n_shared_experts": 2},
 )  # fmt: skip
 
+DEEPSEEK3 = DEEPSEEK._replace(
+    keys=family_keys.deepseek3_keys, rules=config_rules.DEEPSEEK3, experts=CORRECTED,
+    defaults={
+        "norm_topk_prob": True, "first_k_dense_replace": 3, "n_shared_experts": 1, "n_group": 8, "topk_group": 4,
+    },
+)  # fmt: skip
+GLM4_MOE_LITE: config_rules.Rules = {
+    **config_rules.DEEPSEEK3, "n_group": config_rules.decided_elsewhere(1),
+    "topk_group": config_rules.DEEPSEEK3["topk_group"]._replace(default=1),
+    "qk_head_dim": config_rules.decided_elsewhere(256), "mlp_layer_types": config_rules.decided_elsewhere(None),
+    "num_key_value_heads": config_rules.same_as("num_attention_heads", 20),
+    "q_lora_rank": config_rules.DEEPSEEK3["q_lora_rank"]._replace(default=768),
+}  # fmt: skip
+MINIMAX: config_rules.Rules = {  # the last four are keys of the model's own code
+    "hidden_act": config_rules.SILU, "tie_word_embeddings": config_rules.OFF,
+    "scoring_func": config_rules.only("sigmoid"), "use_qk_norm": config_rules.only(True),
+    "qk_norm_type": config_rules.only("per_layer"), "use_routing_bias": config_rules.only(True),
+}  # fmt: skip
+GLM_TOKENS = {"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"}
+
 QWEN_VL = Architecture(
     MODEL_ARCH.QWEN2VL, family_keys.qwen_vl_keys, {**LAYER, **BIASES}, config_rules.QWEN_VL,
     read_rotary=("mrope_section",), defaults={"mrope_section": [16, 24, 24]},
@@ -149,7 +169,7 @@ FAMILIES = {
         defaults={
             "partial_rotary_factor": 0.5, "norm_topk_prob": True, "first_k_dense_replace": 1, "n_shared_experts": 1,
         },
-        roles={"bos": "[gMASK]", "eot": "<|user|>", "unk": "<|endoftext|>", "eom": "<|observation|>"},
+        roles=GLM_TOKENS,
     ),
     "Starcoder2ForCausalLM": Architecture(
         MODEL_ARCH.STARCODER2, family_keys.layer_norm_keys, with_biases({**LAYER, **UP_DOWN}),
@@ -193,11 +213,15 @@ FAMILIES = {
         experts=CORRECTED, aliases=ROUTED, derived=family_keys.shared_expert,
     ),
     "DeepseekV2ForCausalLM": DEEPSEEK,
-    "DeepseekV3ForCausalLM": DEEPSEEK._replace(
-        keys=family_keys.deepseek3_keys, rules=config_rules.DEEPSEEK3, experts=CORRECTED,
-        defaults={
-            "norm_topk_prob": True, "first_k_dense_replace": 3, "n_shared_experts": 1, "n_group": 8, "topk_group": 4,
-        },
+    "DeepseekV3ForCausalLM": DEEPSEEK3,
+    "Glm4MoeLiteForCausalLM": DEEPSEEK3._replace(
+        rules=GLM4_MOE_LITE, derived=family_keys.glm_lite_sizes, roles=GLM_TOKENS,
+        defaults={"norm_topk_prob": True, "first_k_dense_replace": 1, "n_shared_experts": 1},
+    ),
+    "MiniMaxM2ForCausalLM": Architecture(
+        MODEL_ARCH.MINIMAXM2, family_keys.minimax_keys, {**LAYER, **ROW_NORMS}, MINIMAX, split=joined_experts,
+        experts={**EXPERTS, "exp_probs_b.bias": "X"}, derived=family_keys.rotated_share, read_rotary=PARTIAL,
+        defaults={"rope_theta": 5e6, "head_dim": 128},
     ),
     "PhiForCausalLM": Architecture(
         MODEL_ARCH.PHI2, family_keys.phi_keys, {**with_biases({**PARALLEL, **UP_DOWN})}, config_rules.PHI,

@@ -121,6 +121,30 @@ def dots1_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
 
 
+def minimax_keys(config: Config, writer: GGUFWriter) -> None:
+    """Write the keys of minimax m2, whose layers all have experts."""
+    partial_rotary_keys(config, writer)
+    writer.add_expert_feed_forward_length(config.need("intermediate_size"))
+    writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def rotated_share(config: Config) -> Mapping[str, Any]:
+    """The rotated share of a head, which published configs of minimax m2 give as a number of dimensions."""
+    size = config.integer("rotary_dim")
+    return {"partial_rotary_factor": size / config.head_dim} if size else {}
+
+
+def glm_lite_sizes(config: Config) -> Mapping[str, Any]:
+    """The layers without experts of glm 4.7 flash, which come first; CheckpointError if others do."""
+    kinds = config.value("mlp_layer_types")
+    if kinds is None:
+        return shared_expert(config)
+    count = kinds.count("dense")
+    if kinds != ["dense"] * count + ["sparse"] * (config.need("num_hidden_layers") - count):
+        raise config.refusal("mlp_layer_types", kinds, "are not dense layers and then sparse ones")
+    return {"first_k_dense_replace": count, **shared_expert(config)}
+
+
 def glm4moe_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of glm 4 with experts."""
     partial_rotary_keys(config, writer)
@@ -239,6 +263,8 @@ def granite_moe_keys(config: Config, writer: GGUFWriter) -> None:
 def rope_sections(config: Config, writer: GGUFWriter) -> None:
     """Write the sections of rotary dimensions in time, height and width; text has the same position in all."""
     sections = config.rope.value("mrope_section") or config.value("mrope_section")
+    if sum(sections) > config.head_dim:  # llama.cpp aborts
+        raise config.refusal("mrope_section", sections, f"has more dimensions than a head, {config.head_dim}")
     writer.add_rope_dimension_sections([*sections, 0][:4])
 
 

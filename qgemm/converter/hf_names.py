@@ -15,6 +15,7 @@ NUMBERED = re.compile(rf"\b(experts|altup_projections|altup_unembed_projections)
 LAYER_NUMBER = re.compile(rf"\.{NUMBER}\.")
 WRAPPERS = (
     "model.language_model.",
+    "model.text_model.",
     "language_model.model.",
     "language_model.",
 )  # prefixes of the text model in a multimodal one
@@ -30,6 +31,7 @@ LEFT_OUT = re.compile(  # tensors that llama.cpp's converter drops, or writes to
     r"|\bmlp\.experts\.bias$"  # llama.cpp does not add it in mixtures of nomic bert
     r"|^head\.(dense|norm)\.|^decoder\.(weight|bias)$"  # heads of encoders
     r"|\b(visual|vision\w*|audio\w*|embed_vision|embed_audio|multi_modal_projector|mm_projector)\."
+    r"|^model\.connector\.|^vocab_(transform|layer_norm|projector)\."
     # scales of the activations and of the KV cache of a quantized checkpoint, which change no weight
     r"|\.(([qkv]|kv|input|output|attn_output|prob(_output)?)(_cache)?_(global_)?(scale(_inv)?|scaling_factor|zero_point)"
     r"|([qkv]_bmm|input|output)_quantizer\._\w+)$"

@@ -53,8 +53,15 @@ def kind_of(config: Config, layer: int) -> str:
     return listed[layer] if layer < len(listed) else ""
 
 
+def check_kinds(config: Config, other: str) -> None:
+    """Refuse layers that are not some of a kind and some with attention: llama.cpp aborts without either."""
+    if {*kinds(config)} != {other, config_rules.FULL}:
+        raise config.refusal("layer_types", kinds(config), f"are not both {other} and {config_rules.FULL}")
+
+
 def linear_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of linear attention, and of the heads that are rotated in part."""
+    check_kinds(config, LINEAR)
     key, value = config.need("linear_num_key_heads"), config.need("linear_num_value_heads")
     writer.add_ssm_conv_kernel(config.need("linear_conv_kernel_dim"))
     writer.add_ssm_state_size(config.need("linear_key_head_dim"))
@@ -87,6 +94,7 @@ def qwen35moe_keys(config: Config, writer: GGUFWriter) -> None:
 
 def convolution_keys(config: Config, writer: GGUFWriter) -> None:
     """Write the keys of lfm 2; layers with a convolution have no heads of keys and values."""
+    check_kinds(config, CONVOLUTION)
     groups = config.need("num_key_value_heads")
     counts = [groups if kind == config_rules.FULL else 0 for kind in config.value("layer_types") or []]
     common_keys(config.replaced(num_key_value_heads=counts), writer)
@@ -102,14 +110,22 @@ def lfm2moe_keys(config: Config, writer: GGUFWriter) -> None:
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
 
 
+def convolutions(config: Config) -> Mapping[str, Any]:
+    """The kinds of layers of lfm 2, of which old configs list those with attention."""
+    attention, layers = config.value("full_attn_idxs"), range(config.need("num_hidden_layers"))
+    if config.value("layer_types") is not None or attention is None:
+        return {}
+    return {"layer_types": [config_rules.FULL if layer in attention else CONVOLUTION for layer in layers]}
+
+
 def adjusted_size(config: Config) -> Mapping[str, Any]:
-    """The feed-forward size of lfm 2: two thirds, times a factor, as a multiple."""
+    """The feed-forward size of lfm 2: two thirds, times a factor, as a multiple; and the kinds of layers."""
     size = config.integer("block_ff_dim") or config.need("intermediate_size")
     if config.value("block_auto_adjust_ff_dim") is not False:
         size = int((config.number("block_ffn_dim_multiplier") or 1.0) * int(2 * size / 3))
         multiple = config.integer("block_multiple_of") or 256
         size = multiple * -(-size // multiple)
-    return {"intermediate_size": size}
+    return {"intermediate_size": size, **convolutions(config)}
 
 
 def linear_attention(weight: Weight, config: Config, refusal: Refusal) -> list[Weight]:
@@ -201,8 +217,9 @@ HYBRIDS = {
     "Qwen3_5MoeForCausalLM": QWEN35_MOE,
     "Qwen3_5MoeForConditionalGeneration": QWEN35_MOE,
     "Lfm2ForCausalLM": LFM2,
+    "Lfm2VlForConditionalGeneration": LFM2,
     "Lfm2MoeForCausalLM": LFM2._replace(
-        kind=MODEL_ARCH.LFM2MOE, keys=lfm2moe_keys, rules=config_rules.LFM2_MOE, derived=lambda config: {},
+        kind=MODEL_ARCH.LFM2MOE, keys=lfm2moe_keys, rules=config_rules.LFM2_MOE, derived=convolutions,
         defaults={**LFM2.defaults, "num_dense_layers": 2},
         experts={**EXPERTS, "exp_probs_b.bias": "X"},
     ),
