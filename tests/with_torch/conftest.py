@@ -37,3 +37,15 @@ def methods(monkeypatch):
 
     vllm_like.install(monkeypatch)
     return importlib.import_module("qgemm.vllm.methods")
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """(owner, name of a function) -> a list that gets the arguments of its calls."""
+
+    def record(owner, name):
+        calls, compute = [], getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **terms: calls.append(args) or compute(*args, **terms))
+        return calls
+
+    return record

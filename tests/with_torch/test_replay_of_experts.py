@@ -25,12 +25,9 @@ def _compiled(monkeypatch):
 
 
 @pytest.fixture
-def products(monkeypatch):
+def products(recorded):
     """The calls that no replay served."""
-    calls = []
-    compute = experts.moe
-    monkeypatch.setattr(experts, "moe", lambda *args, **terms: calls.append(args) or compute(*args, **terms))
-    return calls
+    return recorded(experts, "moe")
 
 
 def new_layer(bias=True, seed=0):

@@ -28,12 +28,9 @@ def _compiled(monkeypatch):
 
 
 @pytest.fixture
-def products(monkeypatch):
+def products(recorded):
     """The products that no replay served."""
-    calls = []
-    compute = linear.product
-    monkeypatch.setattr(linear, "product", lambda *args, **terms: calls.append(args) or compute(*args, **terms))
-    return calls
+    return recorded(linear, "product")
 
 
 def new_layer(bias=True, seed=0):
