@@ -36,7 +36,8 @@ LABELS = {
 }  # fmt: skip
 NOT_OF_TEXT = {  # parts that no text reaches, ids of tokens that stand for images, and outputs beside the logits
     "multimodal_projector_bias", "spatial_merge_size", "audio_token_id", "image_token_id", "video_token_id",
-    "output_attentions", "output_hidden_states",
+    "output_attentions", "output_hidden_states", "scale_factor", "downsample_factor", "projector_bias",
+    "projector_hidden_act", "projector_hidden_size", "projector_use_layernorm",
 }  # fmt: skip
 SIZES_OF_TENSORS = {  # A checkpoint does not fit a config in which one changes.
     "hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "moe_intermediate_size", "n_embd", "n_layer",
