@@ -47,9 +47,9 @@ class Round:
 
 
 class Joined:
-    """Layers without biases that shared a call while no gradient was recorded, for others like it.
+    """Layers without biases that shared a call without gradients, so that a later call need not ask can_join of each.
 
-    It owns no weight, so that the memory of one that is moved or replaced is freed.
+    Its references to weights are weak, so that the memory of a weight that is moved or replaced is freed.
     """
 
     def __init__(self, group: tuple[int, ...], layers: Sequence[QLinear], x: torch.Tensor) -> None:
@@ -58,7 +58,7 @@ class Joined:
         self.parts: list[tuple[QLinear, type, Any]] = [(layer, type(layer), ref(layer.weight)) for layer in layers]
 
     def weights(self, group: tuple[int, ...], x: torch.Tensor) -> list[Any] | None:
-        """The packed weights; None unless layers of this group may share a call with x, by fewer questions."""
+        """The packed weights; None if a layer, x or torch's modes changed so that can_join must be asked."""
         device = self.device
         if (
             group != self.group or type(x) is not torch.Tensor or x.device != device or autocasting() or tracing()
